@@ -27,9 +27,9 @@ USE_ADDRESS = (
     "install the plugin of its client library ('art plugins' lists what is installed and what is missing), or let the agent "
     "take a second argument and use address.base_url"
 )
-TO_DO = (
-    f"{USE_ADDRESS}; if the call should go there, name its model in passthrough=, or make it inside art_core.exempt()"
-)
+LET_IT_GO = "if the call should go there, name its model in passthrough=, or make it inside art_core.exempt()"
+TO_DO = f"{USE_ADDRESS}; {LET_IT_GO}"
+OTHER_API = f"no installed dialect answers this API: docs/dialects.md lists those that there are, and what to install; {LET_IT_GO}"
 _checked: ContextVar[bool] = ContextVar("art_checked", default=False)
 """Whether this context is sending a request that may leave, so that the layers below need not check it again."""
 
@@ -82,12 +82,19 @@ def _check(library: str, method: str, url: str, body: Callable[[], Any], client:
     where = f"{method} {parts.hostname}{parts.path}"
     # Of a body that can't be read here, such as a stream, the model may be one that passes through.
     known = call.model is not None or not passing
-    path = _path_of(parts.path) if known and library in _senders else None
-    return _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})", path)
+    path, to_do = None, TO_DO
+    if known and library in _senders:
+        path, to_do = _path_of(parts.path), OTHER_API
+    return _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})", path, to_do)
 
 
 def _check_leaves(
-    address: RolloutAddress | None, model: str | None, where: str, what: str, path: str | None = None
+    address: RolloutAddress | None,
+    model: str | None,
+    where: str,
+    what: str,
+    path: str | None = None,
+    to_do: str = TO_DO,
 ) -> Target | None:
     try:
         owner = destination(model)
@@ -103,7 +110,7 @@ def _check_leaves(
     if refused:
         raise CallRefused(
             f"{what} was refused before it left: inside a rollout the policy answers model calls, and this one was not "
-            f"redirected; {TO_DO}"
+            f"redirected; {to_do}"
         )
     return None
 

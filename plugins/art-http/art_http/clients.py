@@ -37,13 +37,20 @@ def _httpx(target: Target, send: Callable[..., Any], transport: Any, request: An
     headers += ((name.encode(), value.encode()) for name, value in ours.items())
     extensions = {name: value for name, value in request.extensions.items() if name not in ("sni_hostname", "target")}
     stream = request.stream
-    redirected = library.Request(request.method, target.url, headers=headers, stream=stream, extensions=extensions)
+    url = _parsed(library.URL, target.url)
+    redirected = library.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
     if _forked or target.url.startswith("https:") or not _reaches_any_host(transport._pool):
         kind = library.HTTPTransport if isinstance(transport, library.HTTPTransport) else library.AsyncHTTPTransport
         # Its connection ends with the answer, because nobody will close the transport.
         limits = library.Limits(max_keepalive_connections=0)
         transport = kind(verify=_certificates(), trust_env=False, limits=limits)
     return send(transport, redirected)
+
+
+@functools.lru_cache(1024)
+def _parsed(kind: type, url: str) -> Any:
+    """Return an immutable URL: parsing takes a third of the time of a redirection."""
+    return kind(url)
 
 
 def _reaches_any_host(pool: Any) -> bool:
