@@ -136,7 +136,8 @@ $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 .apart/%/.ready: plugins/%/pyproject.toml $(VENV)/.ready
 	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(@D)
 	$(uv_settings) $(UV)/bin/uv pip install --quiet --python $(@D)/bin/python --exclude-newer 2026-11-26 \
-	  $(foreach it,. integrations/art-cli integrations/art-gateway plugins/art-http plugins/art-openai $(if $(filter art-langgraph,$*),plugins/art-langchain) plugins/$*,-e ./$(it)) \
+	  $(foreach it,. integrations/art-cli integrations/art-gateway plugins/art-http plugins/art-openai $(if $(filter art-langgraph,$*),plugins/art-langchain) \
+	    $(if $(filter art-claude-agent art-langgraph,$*),integrations/art-audit integrations/art-embedded) plugins/$*,-e ./$(it)) \
 	  --group plugins/$*/pyproject.toml:apart pytest pytest-asyncio pytest-timeout trustme
 	touch $@
 

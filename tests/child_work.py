@@ -19,6 +19,7 @@ ENVIRONMENT = (
     "ANTHROPIC_BASE_URL",
     "ANTHROPIC_API_URL",
     "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
 )
 """What a rollout's child process finds in its environment."""
 PRINT = f"import json, os; print(json.dumps({{name: os.environ.get(name) for name in {ENVIRONMENT}}}))"

@@ -39,6 +39,7 @@ DISTRIBUTIONS = {
     "Microsoft Agent Framework": "agent-framework-core",
     "Haystack": "haystack-ai",
     "Deep Agents": "deepagents",
+    "Claude Agent SDK": "claude-agent-sdk",
     "Strands": "strands-agents",
 }
 """Framework -> what is installed of it. Those that are missing here are called as their distribution is."""

@@ -9,6 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PLUGINS = sorted(folder.parent for folder in ROOT.glob("plugins/*/apart"))
 TRAP = ("-p", "trap_network", "-o", "usefixtures=trap_network")
+OWN_NETWORK = {"art-claude-agent"}
+"""Claude Code is a program that looks names up by itself; its tests have a proxy that refuses whatever leaves."""
 README = """
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ sys.exit("; ".join(wrong) or None)
 
 
 @pytest.mark.engines
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
 def test_the_plugin_keeps_every_rule_in_its_environment(plugin):
     python = ROOT / ".apart" / plugin.name / "bin" / "python"
@@ -30,8 +33,9 @@ def test_the_plugin_keeps_every_rule_in_its_environment(plugin):
     tests = plugin / "apart"
     # Without what this process was told about packages.
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    network = () if plugin.name in OWN_NETWORK else TRAP
     for command in (
-        [python, "-m", "pytest", "-p", "no:cacheprovider", *TRAP, f"--confcutdir={tests}", tests],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", *network, f"--confcutdir={tests}", tests],
         [python, "-c", README, plugin / "README.md"],
     ):
         ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from art_core.attribution.names import caller_headers
 from art_core.attribution.providers import at_provider, model_call
 from art_core.attribution.rollouts import assigned, current_rollout, destination, exempted, live
+from art_core.attribution.workers import variables_of_programs
 from art_core.attribution.wrapping import Function, Wrap, lock, wrap_while_live
 from art_core.errors import CallRefused, CaptureError
 from art_core.types import RolloutAddress
@@ -47,16 +48,20 @@ _path_of: Callable[[str], str | None] = lambda _: None  # noqa: E731 - replaced 
 _senders: dict[str, Sender] = {}
 
 
-def redirect_requests(path_of: Callable[[str], str | None], senders: Mapping[str, Sender]) -> None:
+def redirect_requests(
+    path_of: Callable[[str], str | None], senders: Mapping[str, Sender], variables: Mapping[str, str]
+) -> None:
     """Send requests that belong to a rollout to its address instead of refusing them; for a plugin.
 
     ``path_of(path)`` returns the path below the rollout's address that answers a provider's ``path``, or None. ``senders`` are
     called as ``sender(target, send, *args, **kwargs)`` with the arguments of the wrapped function ``send``: by library,
     ``httpx`` (also for httpx2), ``http``, ``urllib3`` and ``aiohttp``; the result of an async one is awaited.
+    ``variables`` are set in the programs that a rollout starts, beside those of its address.
     """
     global _path_of
     _path_of = path_of
     _senders.update(senders)
+    variables_of_programs.update(variables)
 
 
 def elsewhere(rollout_id: str) -> dict[str, dict[str, int]]:

@@ -19,6 +19,8 @@ from art_core.attribution.rollouts import Origin, carried, current_rollout, exem
 from art_core.attribution.wrapping import Function, Wrap, wrap_while_live
 
 Preparation = Callable[[], None]
+variables_of_programs: dict[str, str] = {}
+"""What plugins set in the programs that a rollout starts, beside its address."""
 _preparations: list[Preparation] = []
 """What has been called in this process and must be called in its children."""
 
@@ -67,6 +69,8 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": root,
         "ANTHROPIC_API_URL": root,
         "ANTHROPIC_API_KEY": address.api_key,
+        "ANTHROPIC_AUTH_TOKEN": address.api_key,  # the user's own would be sent beside the key
+        **variables_of_programs,
     }
     if any(name.lower() in ("http_proxy", "all_proxy") for name in env):
         hosts = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 
 import orjson
 
@@ -27,6 +27,10 @@ class Dialect:
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request for ``body``, or one with ``prompt`` (text or token ids) instead of ``messages``."""
         return body
+
+    def agent(self, headers: Mapping[str, str]) -> str | None:
+        """Return who is calling, if a client of this API says so in its own headers (by lower-case name)."""
+        return None
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
         """Return the answer to ``body``, made from a chat completion."""

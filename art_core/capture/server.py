@@ -199,7 +199,7 @@ class CaptureApp:
 
     async def _call(self, rollout_id: str, rollout: _Rollout, exchange: Exchange, body: JsonDict) -> None:
         """Answer a model call, unless its client, its retry or the end of its rollout cancels it first."""
-        agent = exchange.name("x-art-agent")
+        agent = exchange.name("x-art-agent") or exchange.dialect.agent(exchange.headers)
         trained = not self._trained_nodes or within(agent, self._trained_nodes)
         request = exchange.dialect.to_chat(body)
         check_request(request)

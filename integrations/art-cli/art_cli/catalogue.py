@@ -10,6 +10,7 @@ FRAMEWORKS = {
     "agent_framework": "art-agent-framework",
     "agno": "art-agno",
     "autogen_agentchat": "art-autogen",
+    "claude_agent_sdk": "art-claude-agent",
     "crewai": "art-crewai",
     "dspy": "art-dspy",
     "google.adk": "art-adk",

@@ -22,14 +22,25 @@ TRANSLATED = re.compile(
     re.VERBOSE,
 )
 """Ends of the paths that art-gateway translates."""
+CLAUDE_CODE = {
+    "CLAUDE_CODE_PROVIDER_MANAGED_BY_HOST": "1",  # otherwise an address in the user's settings wins over this one
+    "CLAUDE_CODE_USE_BEDROCK": "",
+    "CLAUDE_CODE_USE_FOUNDRY": "",
+    "CLAUDE_CODE_USE_VERTEX": "",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, titles, updates
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",  # tools that are found by a search at Anthropic
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line in the prompt for Anthropic's accounting
+    "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",  # name who is calling
+}
+"""What keeps Claude Code, as a program that a rollout starts, at the address, and its calls to what art-gateway translates."""
 UNLIKE = ("/agents/completions", "/fim/completions")
 """Mistral's, which are not OpenAI's completions."""
 
 
 @hookimpl
 def redirect_clients() -> None:
-    """Send the requests of httpx, urllib3, aiohttp and http.client to the rollout that they belong to."""
-    redirect_requests(path_of, SENDERS)
+    """Send the requests of httpx, urllib3, aiohttp and http.client to the rollout that they belong to; and Claude Code's."""
+    redirect_requests(path_of, SENDERS, CLAUDE_CODE)
 
 
 def path_of(path: str) -> str | None:

@@ -3,6 +3,9 @@
 import asyncio
 import http.client
 import json
+import os
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -350,6 +353,16 @@ async def test_what_no_dialect_answers_is_refused(run):
     url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/some.model/converse"
     trajectory = await rolled_out(run, lambda: httpx.post(url, json={"messages": []}))
     assert "some.model" in trajectory.error and "was refused before it left" in trajectory.error
+
+
+@pytest.mark.system
+def test_claude_code_is_kept_at_the_address_of_the_rollout_that_starts_it():
+    print_environment = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    with inside_rollout(at("http://127.0.0.1:1")):
+        found = json.loads(subprocess.run(print_environment, capture_output=True, check=True).stdout)
+    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1/rollouts/r1"
+    assert (found["CLAUDE_CODE_PROVIDER_MANAGED_BY_HOST"], found["CLAUDE_CODE_USE_BEDROCK"]) == ("1", "")
+    assert "CLAUDE_CODE_USE_BEDROCK" not in os.environ
 
 
 def test_a_model_that_passes_through_and_calls_outside_of_rollouts_keep_address_and_keys(monkeypatch):

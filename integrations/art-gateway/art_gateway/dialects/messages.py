@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from art_core.types import JsonDict
@@ -79,6 +80,10 @@ class Messages(FromEvents[MessageEvents]):
         if body.get("stream"):
             request["stream_options"] = {"include_usage": True}
         return request
+
+    def agent(self, headers: Mapping[str, str]) -> str | None:
+        """Return what Claude Code calls the kind of a request: ``main``, ``subagent``, ``auxiliary``, ``compaction``..."""
+        return headers.get("x-claude-code-request-class")
 
     def error(self, message: str, status: int, code: str | None) -> JsonDict:
         """Return Anthropic's error shape."""

@@ -286,3 +286,11 @@ async def test_counting_is_refused_as_the_request_would_be(opened):
             await desk.anthropic.messages.count_tokens(
                 model="m", messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}]
             )
+
+
+async def test_claude_code_names_who_is_calling(opened):
+    async with opened("ok") as desk:
+        for kind in ("main", "subagent", None):
+            headers = {"x-claude-code-request-class": kind} if kind else {}
+            await desk.anthropic.messages.create(model="m", max_tokens=9, messages=HI, extra_headers=headers)
+        assert [call.agent for call in desk.calls] == ["main", "subagent", None]
