@@ -49,7 +49,7 @@ def url():
     ("model", "cost"),
     [
         ("anthropic/claude-sonnet-4-5", 1000 * 3e-6 + 100 * 15e-6),
-        ("anthropic/claude-3-haiku-20240307", 1000 * 0.25e-6 + 100 * 1.25e-6),
+        ("anthropic/claude-haiku-5-5", 1000 * 0.1e-6 + 100 * 0.5e-6),
         ("ollama_chat/qwen3", 0.0),
     ],
 )

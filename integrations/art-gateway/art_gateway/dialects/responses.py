@@ -23,6 +23,7 @@ from art_gateway.dialects.reading import (
 from art_gateway.dialects.response_events import ResponseEvents
 
 REFUSED = {
+    "background_options": "the policy answers right away: leave it out and wait for the answer",
     "background": "the policy answers right away: leave it out and wait for the answer",
     "conversation": "send the whole conversation as 'input', or the last answer's id as 'previous_response_id'",
     "prompt": "prompt templates are stored at OpenAI: send the text as 'instructions' and 'input'",
