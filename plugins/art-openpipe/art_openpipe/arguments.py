@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,23 +11,27 @@ from art_core import losses
 from art_core.errors import ConfigError
 from art_core.types import Loss
 
-log = logging.getLogger("art_openpipe")
 USUAL = {
     "learning_rate": None, "loss_fn": "cispo", "loss_fn_config": None, "normalize_advantages": True, "adam_params": None,
-    "kl_penalty_coef": 0.0, "kl_penalty_reference_step": None, "kl_ref_adapter_path": None, "epsilon": None,
-    "epsilon_high": None, "advantage_balance": 0.0, "scale_rewards": True, "importance_sampling_level": "token",
-    "max_negative_advantage_importance_sampling_weight": None, "mask_prob_ratio": False, "kimi_k2_tau": None,
-    "precalculate_logprobs": False, "allow_training_without_logprobs": False, "plot_tensors": False,
-    "truncated_importance_sampling": None, "scale_learning_rate_by_reward_std_dev": False,
+    "kl_penalty_coef": 0.0, "kl_penalty_reference_step": None, "kl_ref_adapter_path": None,
+    "kl_penalty_source": "current_learner", "epsilon": None, "epsilon_high": None, "advantage_balance": 0.0,
+    "scale_rewards": True, "importance_sampling_level": "token", "max_negative_advantage_importance_sampling_weight": None,
+    "mask_prob_ratio": False, "kimi_k2_tau": None, "precalculate_logprobs": False, "allow_training_without_logprobs": False,
+    "plot_tensors": False, "truncated_importance_sampling": None, "scale_learning_rate_by_reward_std_dev": False,
     "logprob_calculation_chunk_size": 1024, "packed_sequence_length": None,
-    "num_trajectories_learning_rate_multiplier_power": 0.0, "grad_accumulation_sequences": None, "save_checkpoint": True,
-    "verbose": False,
+    "num_trajectories_learning_rate_multiplier_power": 0.0, "save_checkpoint": True, "optimizer_save_interval": 5,
+    "final_training_step": None, "grad_accumulation_sequences": None, "verbose": False,
 }  # fmt: skip
 """Every argument with OpenPipe ART's default, except that learning_rate=None is art's default for the model's size."""
 REFUSED = {
     "loss_fn_config": "OpenPipe ART rejects it as well; use epsilon and epsilon_high",
     "adam_params": "art's AdamW has betas 0.9 and 0.95; LocalBackend(warmup_steps=, max_grad_norm=) can be set",
     "kl_ref_adapter_path": "the reference of the KL term is the start weights; remove it",
+    "kl_penalty_reference_step": "the reference of the KL term is the start weights; remove it",
+    "kl_penalty_source": "the KL term is that of the learner; remove it",
+    "logprob_calculation_chunk_size": "art chunks the LM head itself; LocalBackend(max_tokens_per_pass=) limits memory",
+    "optimizer_save_interval": "the optimizer's state is saved with every checkpoint; remove it",
+    "final_training_step": "the last step is saved when the backend is closed; remove it",
     "advantage_balance": "remove it; LocalBackend(advantage='leave_one_out') is another baseline",
     "max_negative_advantage_importance_sampling_weight": "use truncated_importance_sampling, which caps all weights",
     "mask_prob_ratio": "use loss_fn='cispo', which keeps every token's gradient, or 'ppo', which clips",
@@ -42,14 +45,8 @@ REFUSED = {
     "grad_accumulation_sequences": "art takes one optimizer step over all trajectories of a call",
 }
 """Unsupported argument -> what to use instead."""
-WITHOUT_EFFECT = {
-    "logprob_calculation_chunk_size": "art chunks the LM head itself; LocalBackend(max_tokens_per_pass=) limits memory",
-}
-"""Memory options that do not affect results -> what art does instead; they are ignored with a warning."""
 OF_LOSS = ("loss_fn", "importance_sampling_level", "epsilon", "epsilon_high")
-"""Arguments that select one of OpenPipe ART's losses."""
 CLIPS = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}
-"""OpenPipe ART's default clips."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,12 @@ class Settings:
 
 
 def settings(arguments: Mapping[str, Any], own: Mapping[str, Any]) -> Settings:
-    """Return art's settings of one step; missing arguments default to ``own``, the backend's settings.
-
-    Raises ConfigError for arguments that art does not support, and for unknown ones.
-    """
-    arguments = dict(arguments)
-    if "beta" in arguments:  # its name in earlier releases
-        arguments["kl_penalty_coef"] = arguments.pop("beta")
-    _refuse(arguments)
+    """Return art's settings of one step; missing arguments default to ``own``, the backend's settings."""
+    for name, value in arguments.items():
+        if name not in USUAL:
+            raise ConfigError(f"backend.train has no argument {name!r}; its arguments: {', '.join(USUAL)}")
+        if name in REFUSED and value != USUAL[name]:
+            raise ConfigError(f"{name}={value!r} is not supported by art: {REFUSED[name]}")
     complete = {**USUAL, **arguments}
     of_run = {name: own[name] for name in ("advantage", "checkpoint_every")}
     if {"normalize_advantages", "scale_rewards"} & arguments.keys():
@@ -93,30 +88,13 @@ def settings(arguments: Mapping[str, Any], own: Mapping[str, Any]) -> Settings:
     return Settings(loss, loss_given, complete["learning_rate"], of_run, of_learner)
 
 
-def _refuse(arguments: Mapping[str, Any]) -> None:
-    for name, value in arguments.items():
-        if name not in USUAL:
-            raise ConfigError(f"backend.train has no argument {name!r}; its arguments: {', '.join(USUAL)}")
-        if name in REFUSED and value != USUAL[name]:
-            raise ConfigError(f"{name}={value!r} is not supported by art: {REFUSED[name]}")
-        if name in WITHOUT_EFFECT and value != USUAL[name]:
-            log.warning("%s=%r has no effect: %s", name, value, WITHOUT_EFFECT[name])
-    if arguments.get("kl_penalty_reference_step") not in (None, 0):
-        raise ConfigError(
-            f"kl_penalty_reference_step={arguments['kl_penalty_reference_step']!r} is not supported by art: the reference of the "
-            "KL term is the start weights, step 0"
-        )
-
-
 def _loss(arguments: Mapping[str, Any]) -> Loss:
     name, level = arguments["loss_fn"], arguments["importance_sampling_level"]
     if name not in CLIPS:
         raise ConfigError(f"unknown loss_fn={name!r}; use 'cispo' or 'ppo'")
     if level not in ("token", "sequence") or (level == "sequence" and name == "cispo"):
-        raise ConfigError(
-            f"importance_sampling_level={level!r} with loss_fn={name!r} is not supported by art; use 'token', or 'sequence' "
-            "with loss_fn='ppo' (GSPO)"
-        )
+        instead = "use 'token', or 'sequence' with loss_fn='ppo' (GSPO)"
+        raise ConfigError(f"importance_sampling_level={level!r} with {name!r} is not supported by art; {instead}")
     if level == "sequence":
         loss, low, high = losses.gspo, 3e-4, 4e-4
     else:

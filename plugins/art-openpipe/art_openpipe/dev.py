@@ -6,53 +6,46 @@ from collections.abc import Mapping
 from typing import Any
 
 from art_core.errors import ConfigError
+from art_openpipe import refused
 
-InternalModelConfig = InitArgs = EngineArgs = PeftArgs = TrainerArgs = OpenAIServerConfig = ServerArgs = TrainConfig = (
-    dict
-)
-"""Plain dicts, as in OpenPipe ART."""
-
+InternalModelConfig = BackendModelConfig = InitArgs = EngineArgs = TrainerArgs = OpenAIServerConfig = ServerArgs = dict
+TrainConfig = TrainSFTConfig = LoRAConfig = TinkerArgs = TinkerNativeArgs = VllmRuntimeArgs = dict
 MAPPED = {
+    ("lora_config", "rank"): "lora_rank",
+    ("lora_config", "random_state"): "seed",
+    ("lora_config", "max_seq_length"): "max_context",
     ("init_args", "max_seq_length"): "max_context",
     ("init_args", "load_in_4bit"): "load_in_4bit",
-    ("peft_args", "r"): "lora_rank",
-    ("peft_args", "random_state"): "seed",
     ("trainer_args", "max_grad_norm"): "max_grad_norm",
     ("trainer_args", "warmup_steps"): "warmup_steps",
     ("trainer_args", "learning_rate"): "learning_rate",
-}
-"""(part, name) -> art's setting."""
-UNSLOTH = ("gpu_memory_utilization", "fast_inference", "max_lora_rank", "use_gradient_checkpointing", "enforce_eager")
-"""Ignored options of ``init_args``, ``peft_args`` and ``engine_args`` about sharing a GPU's memory, which art manages itself."""
+}  # (part, name) -> art's setting
 
 
-def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def __getattr__(name: str) -> Any:
+    return getattr(refused, name)
+
+
+def settings_of(internal: Mapping[str, Any] | None, lora: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return art's settings. Raises ConfigError for options that art does not have."""
-    settings: dict[str, Any] = {}
-    for part, options in (config or {}).items():
-        if part == "engine_args":
-            settings["engine_args"] = {name.replace("_", "-"): value for name, value in options.items()}
-            continue
-        if part not in {known for known, _ in MAPPED}:
-            raise ConfigError(f"_internal_config[{part!r}] is not supported by art: {_INSTEAD}")
-        for name, value in options.items():
-            if (part, name) in MAPPED:
-                settings[MAPPED[part, name]] = value
-            elif name not in UNSLOTH:
-                raise ConfigError(f"_internal_config[{part!r}][{name!r}] is not supported by art: {_INSTEAD}")
+    parts = {**(internal or {}), "lora_config": lora or {}}
+    if "peft_args" in parts:
+        refused.PeftArgs()
+    engine = {name.replace("_", "-"): value for name, value in parts.pop("engine_args", {}).items()}
+    settings: dict[str, Any] = {"engine_args": engine} if engine else {}
+    for part, options in parts.items():
+        for name in options if isinstance(options, Mapping) else [str(options)]:
+            if (part, name) not in MAPPED:
+                raise ConfigError(
+                    f"{part}: {name!r} is not supported by art, whose settings are keywords of LocalBackend, such as "
+                    "LocalBackend(engine='vllm', engine_args={...}, lora_rank=16); see docs/settings.md"
+                )
+            settings[MAPPED[part, name]] = options[name]
     return settings
-
-
-_INSTEAD = (
-    "art's settings are keywords of LocalBackend, such as LocalBackend(engine='vllm', engine_args={...}, lora_rank=16); "
-    "docs/settings.md lists them"
-)
 
 
 def refuse_server_config(config: Mapping[str, Any] | None) -> None:
     """Raise ConfigError for a configuration of the inference server."""
     if config:
-        raise ConfigError(
-            f"_openai_client_config={dict(config)!r} is not supported by art: set the address with LocalBackend(host=, port=), "
-            "the tool format with LocalBackend(tool_parser=), vLLM's options with LocalBackend(engine='vllm', engine_args={...})"
-        )
+        instead = "LocalBackend(host=, port=, tool_parser=), and for vLLM engine='vllm', engine_args={...}"
+        raise ConfigError(f"_openai_client_config={dict(config)!r} is not supported by art: use {instead}")

@@ -11,7 +11,7 @@ from typing import Any
 from art_core.errors import ConfigError
 from art_core.plugin_api import task_id
 from art_core.types import Call, Group
-from art_openpipe.record import Key, Record, copy_calls, key_of
+from art_openpipe.record import Key, Record, copy_calls
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -24,7 +24,7 @@ class Handover:
     """``train``, or ``eval`` for all other splits of the script."""
     step: int
     _originals: dict[str, Trajectory] = field(default_factory=dict)
-    """The script's trajectories by rollout id, without those of rollouts that failed before they created one."""
+    """The script's trajectories by rollout id."""
 
     async def groups(self, groups: Sequence[TrajectoryGroup]) -> list[Group]:
         """Return the groups with rewards and advantages; their calls are recorded under their rollouts.
@@ -32,72 +32,53 @@ class Handover:
         A failed rollout becomes a trajectory with ``error`` and without a reward, so it affects no other's advantage. In the
         split ``train``, raises CaptureError if a choice was not answered by this model.
         """
-        choices = [choice for group in groups for trajectory in _members(group) for choice in trajectory.choices()]
+        choices = [choice for group in groups for each in group for choice in each.choices(self.record.model)]
         calls = await self.record.find(choices, strict=self.split == "train")
         if self.split == "train" and groups and not calls:
+            for failed in (error for group in groups for error in group.exceptions if not len(group)):
+                raise ConfigError(f"nothing to train: all rollouts of a group failed, one with {failed.traceback}")
             raise ConfigError(
-                "nothing to train: no trajectory has a choice in messages_and_choices. Append completion.choices[0], as "
-                "model.openai_client() returned it, instead of its text"
+                f"nothing to train: no trajectory has an exchange with {self.record.model!r}, or a choice. Capture it with "
+                "art.trajectory(...), or append completion.choices[0] to messages_and_choices, instead of its text"
             )
         converted = await asyncio.to_thread(lambda: [self._group(group, calls) for group in groups])
         return await self.record.run.score(converted, self)
 
     name = "openpipe"
-    """The name under which scores are stored."""
 
     async def score(self, group: Group) -> list[float | None]:
         """Return the rewards of the script's trajectories, and add their metrics and logs to the rollouts."""
-        rewards: list[float | None] = []
         for rollout in group.trajectories:
-            original = self._originals.get(rollout.rollout_id)
-            if original is None or rollout.error is not None:
-                rollout.notes["unscored"] = rollout.error or "it has no trajectory"
-                rewards.append(None)
-                continue
-            rollout.metrics.update({name: float(value) for name, value in original.metrics.items()})
-            if original.logs:
-                rollout.notes["logs"] = "\n".join(original.logs)
-            rewards.append(original.reward)
-        return rewards
+            if original := self._originals.get(rollout.rollout_id):
+                rollout.metrics.update({name: float(value) for name, value in original.metrics.items()})
+                rollout.notes.update({"logs": "\n".join(original.logs)} if original.logs else {})
+            else:
+                rollout.notes["unscored"] = rollout.error or "it failed"
+        originals = [self._originals.get(rollout.rollout_id) for rollout in group.trajectories]
+        return [None if original is None else original.reward for original in originals]
 
     def _group(self, group: TrajectoryGroup, calls: Mapping[Key, Call]) -> Group:
         task, group_id, store = _task(group), uuid.uuid4().hex, self.record.run.store
-        originals = [(trajectory, None) for trajectory in group.trajectories]
-        originals += [(failed.trajectory, f"{failed.type}: {failed.message}") for failed in group.exceptions]
+        failures = [(None, f"{failed.type}: {failed.message}") for failed in group.exceptions]
         members = []
-        for original, error in originals:
+        for original, error in [*((trajectory, None) for trajectory in group), *failures]:
             rollout_id = uuid.uuid4().hex
+            members.append(rollout_id)
             store.add_rollout(
                 rollout_id, task=task, step=self.step, split=self.split, task_id=task_id(task), group=group_id
             )
-            seconds, output = 0.0, None
-            if original is not None:
-                self._originals[rollout_id] = original
-                copy_calls(self.record.run, _calls_of(original, calls), rollout_id)
-                seconds = float(original.metrics.get("duration", 0.0))
-                output = original.metadata or None
-            store.finish_rollout(rollout_id, output=output, error=error, seconds=seconds)
-            members.append(rollout_id)
+            if original is None:
+                store.finish_rollout(rollout_id, error=error)
+                continue
+            self._originals[rollout_id] = original
+            copy_calls(self.record, original, calls, rollout_id)
+            seconds = float(original.metrics.get("duration", 0.0))
+            store.finish_rollout(rollout_id, output=original.metadata or None, seconds=seconds)
         return Group(task, tuple(store.trajectory(rollout_id) for rollout_id in members))
-
-
-def _members(group: TrajectoryGroup) -> list[Trajectory]:
-    return [*group.trajectories, *(failed.trajectory for failed in group.exceptions if failed.trajectory is not None)]
-
-
-def _calls_of(trajectory: Trajectory, calls: Mapping[Key, Call]) -> list[Call]:
-    """Return the calls of a trajectory's choices, each once, and set the trajectory's policy versions."""
-    keys = dict.fromkeys(key_of(choice) for choice in trajectory.choices())
-    recorded = [calls[key] for key in keys if key in calls]
-    if recorded:
-        versions = [call.policy_version for call in recorded]
-        trajectory.initial_policy_version, trajectory.final_policy_version = min(versions), max(versions)
-    return recorded
 
 
 def _task(group: TrajectoryGroup) -> dict[str, Any]:
     """Return what the trajectories of a group have in common: the messages before the first choice, and the group's metadata."""
-    first = next(iter(_members(group)), None)
-    history = first.messages_and_choices if first else []
+    history = group.trajectories[0].histories()[0].messages_and_choices if len(group) else []
     prompt = next((index for index, item in enumerate(history) if not isinstance(item, dict)), len(history))
     return {"input": history[:prompt], **({"metadata": group.metadata} if group.metadata else {})}

@@ -3,55 +3,79 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from openai import AsyncOpenAI
-from pydantic import BaseModel, PrivateAttr
+from openai import APIConnectionError, AsyncOpenAI
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from art_core.errors import ConfigError
 from art_core.store.run_folder import write_whole
+from art_openpipe.histories import ChatCompletionsExchange
+from art_openpipe.record import BASE, calling_scope, current_scope
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup
-from art_openpipe.types import TrainConfig, TrainSFTConfig, folder_of
-
-log = logging.getLogger("art_openpipe")
+from art_openpipe.types import LocalServingUnavailableError, TrainSFTConfig, folder_of
 
 Config = TypeVar("Config")
-SECONDS = 1200.0
-"""Timeout of a model call: calls wait while new weights are loaded."""
+State = TypeVar("State")
+SECONDS = 1200.0  # calls wait while new weights are loaded
+_TRACKED = "W&B is told of a run by LocalBackend(trackers=['wandb']), and by W&B's own variables, such as WANDB_ENTITY"
+_COSTS = "art does not track costs; use trajectory.metrics or await model.log(metrics=...), which keep any number"
+REFUSED = {
+    **dict.fromkeys(["entity", "id", "run_id", "report_metrics", "update_wandb_config"], _TRACKED),
+    **dict.fromkeys(["metrics_builder", "activate_metrics_context", "cost_calculator", "set_cost_calculator"], _COSTS),
+    "train": "OpenPipe ART has removed it; use await backend.train(model, groups, ...)",
+}  # unsupported fields and methods -> why
 
 
-class _CachedClient:
-    """A client with its address; a copy of the model does not share it."""
+class _Client(AsyncOpenAI):
+    """Notes answers of prompted models, which no server of ours records, and says if a trainable model's server is gone."""
 
-    def __init__(self, base_url: str = "", client: AsyncOpenAI | None = None) -> None:
-        self.base_url, self.client = base_url, client
+    trainable = property(lambda self: str(self.base_url).rstrip("/").endswith(BASE))
 
-    def __deepcopy__(self, memo: Any) -> _CachedClient:
-        return _CachedClient()
+    async def request(self, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        try:
+            answer = await super().request(cast_to, options, **kwargs)
+        except APIConnectionError as error:
+            if not self.trainable:
+                raise
+            message = f"the model's address {self.base_url} can't be reached ({error}); register the model again"
+            raise LocalServingUnavailableError(message) from error
+        if isinstance(answer, ChatCompletion) and not self.trainable and (scope := current_scope()):
+            scope.noted.append(ChatCompletionsExchange(request=dict(options.json_data), response=answer))
+        return answer
 
 
-class Model(BaseModel, Generic[Config]):
+_clients: dict[str, _Client] = {}  # by address
+
+
+class Model(BaseModel, Generic[Config, State]):
     """A model that rollouts call; this base class is a model that is only prompted, at ``inference_base_url``."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str
     project: str
-    entity: str | None = None
-    id: str | None = None
     config: Config | None = None
     inference_api_key: str | None = None
     inference_base_url: str | None = None
     inference_model_name: str | None = None
     base_path: str = ".art"
-    report_metrics: list[str] | None = None
+    trainable: ClassVar[bool] = False
     _backend: Any = PrivateAttr(default=None)
-    _client: _CachedClient = PrivateAttr(default_factory=_CachedClient)
 
-    @property
-    def trainable(self) -> bool:
-        return False
+    def __init__(self, **fields: Any) -> None:
+        for name in REFUSED.keys() & fields.keys():
+            if value := fields.pop(name):
+                raise ConfigError(f"{type(self).__name__}({name}={value!r}) is not supported by art: {REFUSED[name]}")
+        super().__init__(**fields)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in REFUSED:
+            raise ConfigError(f"{type(self).__name__}.{name} is not supported by art: {REFUSED[name]}")
+        return super().__getattr__(name)  # type: ignore[misc]  # pydantic defines it
 
     def backend(self) -> Any:
         """Return the backend of the model; ConfigError if it is not registered."""
@@ -59,43 +83,39 @@ class Model(BaseModel, Generic[Config]):
             raise ConfigError(f"the model {self.name!r} is not registered: await model.register(backend) first")
         return self._backend
 
-    async def register(self, backend: Any) -> None:
-        """Register the model with ``backend``, which stores its files."""
-        await backend.register(self)
+    async def register(self, backend: Any, _openai_client_config: Any = None) -> None:
+        """Register the model with ``backend``, which stores its files. A trainable model's run is opened or resumed."""
+        await backend.register(self, _openai_client_config)
 
     def openai_client(self) -> AsyncOpenAI:
         """Return a client whose calls this model answers; pass ``model=model.get_inference_name()`` in each call."""
-        if self.inference_base_url is None or self.inference_api_key is None:
-            raise ConfigError(
-                f"the model {self.name!r} has no address yet: await model.register(backend) first"
-                if self.trainable
-                else f"the model {self.name!r} has no address: pass inference_base_url= and inference_api_key="
-            )
-        base_url, client = self.inference_base_url, self._client.client
-        if client is None or self._client.base_url != base_url or client.is_closed():
-            client = AsyncOpenAI(base_url=base_url, api_key=self.inference_api_key, timeout=SECONDS)
-            self._client = _CachedClient(base_url, client)
+        base_url, api_key = self.inference_base_url, self.inference_api_key
+        if base_url is None or api_key is None:
+            missing = "inference_base_url and inference_api_key, or model.register(backend)"
+            raise ConfigError(f"the model {self.name!r} has no address: it needs {missing}")
+        client = _clients.get(base_url)
+        if client is None or client.is_closed() or client.api_key != api_key:
+            client = _clients[base_url] = _Client(base_url=base_url, api_key=api_key, timeout=SECONDS)
         return client
 
     async def aclose(self) -> None:
-        """Close the client; the next call creates a new one."""
-        if self._client.client is not None:
-            await self._client.client.close()
+        """Close the client; ``openai_client`` creates a new one."""
+        if client := _clients.pop(self.inference_base_url or "", None):
+            await client.close()
 
     def get_inference_name(self, step: int | None = None) -> str:
         """Return the name to pass as ``model``. ``step`` can only be the newest, because art serves no older checkpoints."""
         if step is not None and self.trainable and step != self.backend().opened(self).run.step:
-            raise ConfigError(
-                f"get_inference_name(step={step}): art serves the newest weights only; to evaluate that checkpoint, use "
-                "art.evaluate(agent, tasks, model='checkpoint folder', reward=...)"
-            )
+            raise ConfigError(f"step={step} is not served, but the newest weights only; see art_core.evaluate(model=)")
         return self.inference_model_name or self.name
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
         """Return the keywords with which ``litellm.acompletion`` calls this model."""
         name = self.get_inference_name(step)
-        prefixed = f"hosted_vllm/{name}" if self.trainable else name
-        return {"model": prefixed, "base_url": self.inference_base_url, "api_key": self.inference_api_key}
+        params = {"base_url": self.inference_base_url, "api_key": self.inference_api_key, "temperature": 1.0}
+        if scope := calling_scope():  # LiteLLM's client is not redirected, so it can't add the header by itself
+            params["extra_headers"] = {"x-art-agent": scope}
+        return {"model": f"hosted_vllm/{name}" if self.trainable else name, **params}
 
     async def get_step(self) -> int:
         """Return the number of training steps so far."""
@@ -109,28 +129,24 @@ class Model(BaseModel, Generic[Config]):
         metrics: Mapping[str, float] | None = None,
         step: int | None = None,
     ) -> None:
-        """Append means over the trajectories as ``SPLIT/NAME``, and ``metrics`` unchanged, to the model's ``history.jsonl``."""
+        """Append a line to the model's ``history.jsonl``: means over the trajectories, and ``metrics``."""
         items = list(trajectories or ())
         groups = [item for item in items if isinstance(item, TrajectoryGroup)]
-        single = [item for item in items if not isinstance(item, TrajectoryGroup)]
-        if single:
+        if single := [item for item in items if not isinstance(item, TrajectoryGroup)]:
             groups.append(TrajectoryGroup(single))
-        if groups:
-            await self.backend().log(self, groups, split, step)
-        if metrics:
-            self.backend().add_metrics(self, dict(metrics), step)
+        if groups or metrics:
+            await self.backend().log(self, groups, split, dict(metrics or {}), step)
 
     def overwrite_state(self, state: Mapping[str, Any]) -> None:
         """Write the JSON-able ``state`` to ``state.json`` in the model's folder."""
-        file = self._state_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(dict(state), indent=2))
+        self._state_file().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._state_file(), json.dumps(dict(state), indent=2))
 
     write_state = overwrite_state
 
     def merge_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Update the stored state with the keys of ``state``; return the result."""
-        merged = {**(self.read_state() or {}), **state}
+        """Update the stored state with ``state``, dicts inside it too; return the result."""
+        merged = _merged(self.read_state() or {}, state)
         self.overwrite_state(merged)
         return merged
 
@@ -139,83 +155,57 @@ class Model(BaseModel, Generic[Config]):
         file = self._state_file()
         return json.loads(file.read_text()) if file.is_file() else None
 
+    def _storage_name(self) -> str:
+        return self.name
+
     def _state_file(self) -> Path:
-        backend = self._backend
-        folder = folder_of(self.base_path, self.project, self.name) if backend is None else backend.folder(self)
-        return folder / "state.json"
+        own = folder_of(self.base_path, self.project, self._storage_name())
+        return (own if self._backend is None else self._backend.folder(self)) / "state.json"
 
     def safe_model_dump(self) -> dict[str, Any]:
         """Return the model as JSON values, without its API key."""
         return self.model_dump(mode="json", exclude={"inference_api_key"})
 
-    def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Store it in ``state.json`` under ``wandb_config``, because the model has no W&B run."""
-        log.warning("update_wandb_config: this model has no W&B run; stored in %s", self._state_file())
-        self.merge_state({"wandb_config": {**(self.read_state() or {}).get("wandb_config", {}), **config}})
 
-    def metrics_builder(self, cost_context: str | None = None) -> Any:
-        """Not supported: art does not track costs."""
-        raise ConfigError(_COSTS.format("metrics_builder"))
-
-    def activate_metrics_context(self, context: str) -> Any:
-        """Not supported: art does not track costs."""
-        raise ConfigError(_COSTS.format("activate_metrics_context"))
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
 
 
-_COSTS = (
-    "{} is not supported, because art does not track costs; use trajectory.metrics or await model.log(metrics=...). art_ruler "
-    "tracks the cost of a RULER judge (judge/cost)"
-)
+class TrainableModel(Model[Config, State], Generic[Config, State]):
+    """A model to train. ``run_name`` names its folder; the environment variable ART_MODEL overrides ``base_model``."""
 
-
-class TrainableModel(Model[Config], Generic[Config]):
-    """A model to train. ``base_model`` is a folder or a Hugging Face name; the environment variable ART_MODEL overrides it."""
-
+    run_name: str
     base_model: str
+    lora_config: dict[str, Any] | None = None
+    trainable: ClassVar[bool] = True
     _internal_config: Any = PrivateAttr(default=None)
 
     def __init__(self, *, _internal_config: Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__(**fields)
         self._internal_config = _internal_config
 
-    @property
-    def trainable(self) -> bool:
-        return True
-
-    async def register(self, backend: Any, _openai_client_config: Any = None) -> None:
-        """Open the model's run, or resume it after its newest step; from now on the model answers."""
-        await backend.register(self, _openai_client_config)
+    def _storage_name(self) -> str:
+        return self.run_name
 
     async def get_step(self) -> int:
         return self.backend().opened(self).run.step
-
-    async def train(
-        self,
-        trajectory_groups: Iterable[TrajectoryGroup],
-        config: TrainConfig | None = None,
-        _config: Mapping[str, Any] | None = None,
-        verbose: bool = False,
-    ) -> None:
-        """Take a training step, with the interface of earlier releases; ``backend.train`` returns its result."""
-        settings = {} if config is None else config.model_dump(exclude_unset=True)
-        await self.backend().train(self, trajectory_groups, **{**settings, **(_config or {}), "verbose": verbose})
 
     async def train_sft(
         self,
         trajectories: Iterable[Trajectory],
         config: TrainSFTConfig | None = None,
-        _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
+        log_metrics: bool = True,
     ) -> None:
-        """Train to imitate all assistant messages in the trajectories, whoever wrote them."""
-        if _config:
-            raise ConfigError(f"train_sft: _config={dict(_config)!r} is not supported by art; use TrainSFTConfig")
-        await self.backend().train_sft(self, trajectories, config or TrainSFTConfig())
+        """Train to imitate the assistant messages in the trajectories, whoever wrote them."""
+        result = await self.backend().train_sft(self, trajectories, config or TrainSFTConfig())
+        if log_metrics:
+            await self.log(metrics=result.metrics, split="train", step=result.step)
+        if verbose:
+            print(json.dumps({"step": result.step, **result.metrics}))  # noqa: T201 - verbose output
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
         """Delete all checkpoints except the newest and the best."""
         await self.backend().delete_checkpoints(self, best_checkpoint_metric)
-
-    def set_cost_calculator(self, calculator: Any) -> None:
-        """Not supported: art does not track costs."""
-        raise ConfigError(_COSTS.format("set_cost_calculator"))

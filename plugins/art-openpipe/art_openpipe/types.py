@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal
 
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-Message = dict[str, Any]
-"""A chat message in OpenAI's form."""
+Message = dict[str, Any]  # in OpenAI's form
 Messages = list[Message]
 
 
@@ -27,9 +26,9 @@ Tools = list[dict[str, Any]]
 
 
 class TrainConfig(BaseModel):
-    """Configuration of ``model.train``. None: art's default for the model's size."""
+    """Arguments of ``backend.train``: ``await backend.train(model, groups, **config.model_dump(exclude_unset=True))``."""
 
-    model_config = ConfigDict(extra="allow")  # unknown fields are refused later, by name and with a reason
+    model_config = ConfigDict(extra="allow")  # train refuses unknown ones, by name and with a reason
 
     learning_rate: float | None = None
 
@@ -40,9 +39,11 @@ class TrainSFTConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     learning_rate: float | list[float] | None = None
-    """A list has one rate per batch."""
-    batch_size: int | str = "auto"
+    """A list has one rate per batch; None is art's default for the model's size."""
+    batch_size: int | Literal["auto"] = "auto"
     """Trajectories per optimizer step; ``"auto"``: 2, or as many as a list of learning rates implies."""
+    assistant_turns: Literal["all", "last"] = "all"
+    """Which answers of a conversation are imitated."""
 
 
 @dataclass
@@ -55,19 +56,17 @@ class TrainResult:
 
 @dataclass
 class LocalTrainResult(TrainResult):
-    """Result of a training step on this machine."""
+    """Result of a training step on this machine; a checkpoint is on disk when it returns."""
 
     checkpoint_path: str | None = None
+    checkpoint_ready: None = None
 
 
-class Backend(Protocol):
-    """Trains models; the only one is ``LocalBackend``."""
+ServerlessTrainResult = TrainResult  # for annotations
 
-    async def register(self, model: Any) -> None: ...
 
-    async def train(self, model: Any, trajectory_groups: Any, **settings: Any) -> TrainResult: ...
-
-    async def close(self) -> None: ...
+class LocalServingUnavailableError(RuntimeError):
+    """The model's address can't be reached, so every further rollout would fail; no gathering tolerates it."""
 
 
 def folder_of(base: str | Path, project: str, name: str) -> Path:

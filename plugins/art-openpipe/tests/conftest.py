@@ -63,7 +63,7 @@ async def make_desk(tmp_path):
         engine, learner = FakeEngine(reply), Learner()
         backend = LocalBackend(path=str(tmp_path / ".art"), engine=engine, learner=learner, **settings)
         backends.append(backend)
-        model = art.TrainableModel(name=name, project="p", base_model="tiny")
+        model = art.TrainableModel(name=name, run_name=name, project="p", base_model="tiny")
         await model.register(backend)
         return Desk(model, backend, engine, learner)
 

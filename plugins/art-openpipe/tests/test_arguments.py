@@ -68,7 +68,7 @@ async def test_a_learner_without_a_loss_of_its_own_is_left_as_it_is_where_no_ste
     del desk.learner.loss
     group = await desk.group(0.0, 1.0)
     assert (await desk.backend.train(desk.model, [group])).step == 1
-    with pytest.raises(ConfigError, match="a different loss in every step"):
+    with pytest.raises(ConfigError, match="no different loss in every step"):
         await desk.backend.train(desk.model, [group], loss_fn="ppo")
 
 
@@ -84,6 +84,11 @@ async def test_a_learner_without_a_loss_of_its_own_is_left_as_it_is_where_no_ste
         {"packed_sequence_length": 4096},
         {"loss_fn": "dapo"},
         {"importance_sampling_level": "average"},
+        {"kl_penalty_source": "sample"},
+        {"logprob_calculation_chunk_size": 8},
+        {"optimizer_save_interval": 1},
+        {"final_training_step": 9},
+        {"beta": 0.1},
         {"nonsense": 1},
     ],
     ids=lambda given: next(iter(given)),
@@ -91,5 +96,9 @@ async def test_a_learner_without_a_loss_of_its_own_is_left_as_it_is_where_no_ste
 async def test_arguments_that_art_has_not_are_refused_by_name(desk, given):
     with pytest.raises(ConfigError, match=next(iter(given))):
         await desk.backend.train(desk.model, [], **given)
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        await desk.model.train([], config=art.TrainConfig(**given))
+
+
+async def test_a_config_has_the_keywords_of_train(desk):
+    config = art.TrainConfig(learning_rate=3e-5, kl_penalty_coef=0.1)
+    await desk.backend.train(desk.model, [await desk.group(0.0, 1.0)], **config.model_dump(exclude_unset=True))
+    assert (desk.learner.learning_rate, desk.run.config.kl) == (3e-5, 0.1)

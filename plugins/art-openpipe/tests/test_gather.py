@@ -5,16 +5,13 @@ import asyncio
 import pytest
 
 import art_openpipe as art
-from art_openpipe.pipeline_trainer import make_group_rollout_fn
 
 
 async def ok(reward=1.0):
     return art.Trajectory(reward=reward)
 
 
-async def bad(said=0):
-    trajectory = art.Trajectory()
-    trajectory.messages_and_choices += [{"role": "user", "content": "x"}] * said
+async def bad():
     raise ValueError("broken")
 
 
@@ -60,11 +57,6 @@ async def test_failures_within_the_budget_are_exceptions_of_their_group(allowed,
     assert all("broken" in it.traceback for it in group.exceptions)
 
 
-async def test_the_trajectory_that_a_failed_rollout_had_begun_is_kept():
-    [group] = await art.gather_trajectory_groups(groups_of([lambda: bad(2), ok]), max_exceptions=1, pbar_desc=None)
-    assert len(group.exceptions[0].trajectory.messages_and_choices) == 2
-
-
 async def test_a_cancellation_is_never_counted_as_a_failure():
     async def cancelled():
         raise asyncio.CancelledError
@@ -103,9 +95,18 @@ async def test_batches_come_in_order_and_some_are_skipped():
     assert [[g.trajectories[0].reward for g in batch] async for batch in batches] == [[2, 3], [4, 5], [6]]
 
 
-async def test_a_group_of_single_rollouts_keeps_those_that_failed():
-    async def single(model, scenario, config):
-        return await (ok() if scenario else bad())
+async def test_no_number_of_failures_is_tolerated_once_the_model_cannot_be_reached():
+    async def gone():
+        raise art.LocalServingUnavailableError("gone")
 
-    assert len(await make_group_rollout_fn(single, n=3)(None, 1, None)) == 3
-    assert len((await make_group_rollout_fn(single, n=3)(None, 0, None)).exceptions) == 3
+    with pytest.raises(art.LocalServingUnavailableError):
+        await art.gather_trajectory_groups(groups_of([gone, ok]), max_exceptions=99, pbar_desc=None)
+
+
+async def test_a_group_fails_with_its_first_failure_unless_it_is_to_keep_them():
+    with pytest.raises(ValueError, match="broken"):
+        await art.trajectory_group([ok(), bad()])
+    first, error = art.Trajectory(reward=5.0), KeyError("own")
+    group = await art.trajectory_group([first, bad(), error, ok()], return_exceptions=True, metadata={"id": 1})
+    assert [it.reward for it in group] == [5.0, 1.0] and group.metadata == {"id": 1}
+    assert sorted(it.type for it in group.exceptions) == ["KeyError", "ValueError"]

@@ -10,6 +10,8 @@ import art_openpipe as art
 from art_core import hookimpl
 from art_core.errors import CaptureError, ConfigError, RewardError
 from art_core.testing import FakeEngine
+from art_openpipe.local import LocalBackend
+from art_openpipe.trajectories import LegacyHistory
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
@@ -20,21 +22,22 @@ async def test_a_model_that_is_registered_says_that_its_engine_is_being_started(
     assert "agent-001: starting the engine" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["model.train", "backend.train"])
-async def test_both_forms_of_train_take_a_step_that_is_served(make_desk, form):
-    desk = await make_desk()
+async def test_train_takes_a_step_that_is_served_and_logs_nothing_by_itself(desk):
     groups = [await desk.group(0.0, 1.0, 0.5)]
     assert await desk.model.get_step() == 0
-    if form == "model.train":
-        assert await desk.model.train(groups, config=art.TrainConfig(learning_rate=1e-5)) is None
-    else:
-        result = await desk.backend.train(desk.model, groups, learning_rate=1e-5)
-        assert isinstance(result, art.LocalTrainResult)
-        assert (result.step, result.metrics["train/reward"]) == (1, 0.5)
-        assert result.metrics["data/step_num_trajectories"] == 3
-        assert result.checkpoint_path.endswith("step-000001")
+    result = await desk.backend.train(desk.model, groups, learning_rate=1e-5)
+    assert isinstance(result, art.LocalTrainResult)
+    assert (result.step, result.metrics["train/reward"]) == (1, 0.5)
+    assert result.metrics["data/step_num_trajectories"] == 3
+    assert result.checkpoint_path.endswith("step-000001")
     assert await desk.model.get_step() == desk.engine.version == desk.learner.version == 1
     assert desk.learner.learning_rate == 1e-5
+    history = desk.backend.folder(desk.model) / "history.jsonl"
+    assert not history.exists()
+    await desk.model.log(groups, metrics=result.metrics, step=result.step, split="train")
+    [line] = [json.loads(line) for line in history.read_text().splitlines()]
+    assert (line["step"], line["train/reward"]) == (1, 0.5) and line["data/step_num_trajectories"] == 3
+    assert desk.run.store.trajectories(split="eval") == ()
     later = await desk.ask("hello")
     await desk.model.log([later])
     assert (later.initial_policy_version, later.final_policy_version) == (1, 1)
@@ -96,7 +99,7 @@ async def test_additional_histories_are_trained_as_part_of_their_run(desk):
     for run in runs:
         sub = await desk.ask("sub-agent")
         run.additional_histories.append(
-            art.History(messages_and_choices=[*sub.messages_and_choices, run.messages_and_choices[1]])
+            LegacyHistory(messages_and_choices=[*sub.messages_and_choices, run.messages_and_choices[1]])
         )
     runs[0].reward = 1.0
     await desk.backend.train(desk.model, [art.TrajectoryGroup(runs)])
@@ -123,14 +126,14 @@ async def test_a_choice_that_this_model_did_not_answer_is_an_error_that_says_why
     with pytest.raises(CaptureError, match="not in the record of this model"):
         await desk.backend.train(desk.model, [await other.group(0.0, 1.0)])
     texts = art.Trajectory(messages_and_choices=[*by_hand.messages()])
-    with pytest.raises(ConfigError, match=r"no trajectory has a choice"):
+    with pytest.raises(ConfigError, match=r"no trajectory has an exchange"):
         await desk.backend.train(desk.model, [art.TrajectoryGroup([texts])])
-    with pytest.raises(ConfigError, match="put the trajectories of one task"):
+    with pytest.raises(ConfigError, match=r"into an art\.TrajectoryGroup"):
         await desk.backend.train(desk.model, [by_hand])
     assert await desk.model.get_step() == 0
 
 
-async def test_a_rollout_that_failed_is_kept_with_what_it_said_and_moves_nobody(desk):
+async def test_a_rollout_that_failed_is_recorded_with_its_error_and_moves_nobody(desk):
     async def failing():
         await desk.ask("hello")
         raise ValueError("broken")
@@ -147,16 +150,16 @@ async def test_a_rollout_that_failed_is_kept_with_what_it_said_and_moves_nobody(
     assert [(it.reward, it.error, len(it.calls)) for it in stored] == [
         (0.0, None, 1),
         (1.0, None, 1),
-        (None, "ValueError: broken", 1),
+        (None, "ValueError: broken", 0),
     ]
     assert result.metrics["train/exception_rate"] == pytest.approx(1 / 3)
     [[tree]] = desk.learner.trees
-    assert sorted(set(tree.advantages.tolist())) == pytest.approx([-0.707, 0.0, 0.707], abs=1e-3)
+    assert sorted(set(tree.advantages.tolist())) == pytest.approx([-0.707, 0.707], abs=1e-3)
 
 
 async def test_groups_without_contrast_count_as_a_step_and_train_nothing(desk):
     result = await desk.backend.train(desk.model, [await desk.group(1.0, 1.0)])
-    assert (result.step, desk.learner.version, result.metrics["groups_with_contrast"]) == (1, 0, 0.0)
+    assert (result.step, desk.learner.version, result.metrics["data/step_num_groups_trainable"]) == (1, 0, 0.0)
 
 
 async def test_a_step_that_fails_leaves_the_model_serving(desk):
@@ -172,10 +175,17 @@ async def test_a_step_that_fails_leaves_the_model_serving(desk):
     assert (await desk.backend.train(desk.model, [group])).step == 1
 
 
-async def test_a_copy_of_a_model_asks_by_itself(desk):
+async def test_a_copy_of_a_model_asks_like_the_model_and_after_its_client_was_closed(desk):
     copy = desk.model.model_copy(deep=True)
-    assert copy.openai_client() is not desk.model.openai_client() and await copy.get_step() == 0
+    assert copy.openai_client() is desk.model.openai_client() and await copy.get_step() == 0
     await copy.aclose()
+    assert (await desk.ask("hello")).choices()[0].message.content == "ok"
+
+
+async def test_a_model_whose_backend_was_closed_says_that_training_has_to_stop(desk):
+    await desk.backend.close()
+    with pytest.raises(art.LocalServingUnavailableError, match="register the model again"):
+        await desk.ask("hello")
 
 
 async def test_a_reward_that_is_no_number_is_refused(desk):
@@ -190,9 +200,15 @@ async def test_what_was_logged_is_a_mean_in_the_history_and_never_training_data(
     group.trajectories[0].metrics["win"] = 1
     await desk.model.log([group])
     await desk.model.log(await desk.group(0.5), split="test")
-    await desk.model.log(metrics={"mine": 3.0})
+    await desk.model.log(metrics={"mine": 3.0, "loss/mine": 4.0})
     lines = [json.loads(line) for line in (desk.backend.folder(desk.model) / "history.jsonl").read_text().splitlines()]
-    assert (lines[0]["val/reward"], lines[0]["val/win"], lines[1]["test/reward"], lines[2]["mine"]) == (0.5, 1, 0.5, 3)
+    assert (lines[0]["val/reward"], lines[0]["val/win"], lines[1]["test/reward"], lines[2]["val/mine"]) == (
+        0.5,
+        1,
+        0.5,
+        3,
+    )
+    assert lines[2]["loss/mine"] == 4.0
     assert desk.run.store.trajectories(split="train") == ()
     assert len(desk.run.store.trajectories(split="eval")) == 3
 
@@ -240,18 +256,18 @@ async def test_a_tracker_object_is_told_of_one_model_only_and_a_name_of_all(make
 
     desk = await make_desk(trackers=[Tracker()])
     await desk.model.register(desk.backend)
-    other = art.TrainableModel(name="other", project="p", base_model="tiny")
+    other = art.TrainableModel(name="other", run_name="other", project="p", base_model="tiny")
     with pytest.raises(ConfigError, match="by name, or use a separate LocalBackend for each model"):
         await other.register(desk.backend)
-    async with art.LocalBackend(path=desk.backend._path, trackers=["mine"], engine=FakeEngine()) as backend:
-        third = art.TrainableModel(name="third", project="p", base_model="tiny")
+    async with LocalBackend(path=desk.backend._path, trackers=["mine"], engine=FakeEngine()) as backend:
+        third = art.TrainableModel(name="third", run_name="third", project="p", base_model="tiny")
         await other.register(backend)
         await third.register(backend)
 
 
 async def test_one_model_may_be_registered_several_times_at_once(tmp_path):
-    model, again = (art.TrainableModel(name="m", project="p", base_model="tiny") for _ in range(2))
-    async with art.LocalBackend(path=str(tmp_path), engine=FakeEngine()) as backend:
+    model, again = (art.TrainableModel(name="m", run_name="m", project="p", base_model="tiny") for _ in range(2))
+    async with LocalBackend(path=str(tmp_path), engine=FakeEngine()) as backend:
         await asyncio.gather(model.register(backend), again.register(backend), model.register(backend))
         assert model.inference_base_url == again.inference_base_url
 
@@ -264,7 +280,8 @@ async def test_a_run_goes_on_where_it_stopped_and_its_earlier_choices_are_still_
     await desk.backend.close()
     again = await make_desk()
     assert await again.model.get_step() == 1
-    assert again.model.merge_state({"more": 1}) == {"seen": 3, "more": 1} == again.model.read_state()
+    assert again.model.merge_state({"more": {"a": 1}}) == {"seen": 3, "more": {"a": 1}} == again.model.read_state()
+    assert again.model.merge_state({"more": {"b": 2}})["more"] == {"a": 1, "b": 2}
     await again.backend.train(again.model, [group])
     assert await again.model.get_step() == 2
 
@@ -278,38 +295,54 @@ async def test_only_the_newest_and_the_best_checkpoint_are_left(desk):
     assert folders == ["step-000002", "step-000004"]
 
 
-async def test_the_internal_configuration_is_mapped_or_refused():
+async def test_the_configuration_of_engine_and_adapter_is_mapped_or_refused(tmp_path):
     config = art.dev.InternalModelConfig(
-        init_args=art.dev.InitArgs(max_seq_length=8192, gpu_memory_utilization=0.8),
+        init_args=art.dev.InitArgs(max_seq_length=8192),
         engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8),
-        peft_args=art.dev.PeftArgs(r=16),
     )
-    assert art.dev.settings_of(config) == {
+    assert art.dev.settings_of(config, art.LoRAConfig(rank=16)) == {
         "max_context": 8192,
         "engine_args": {"enforce-eager": True, "gpu-memory-utilization": 0.8},
         "lora_rank": 16,
     }
-    with pytest.raises(ConfigError, match="lora_alpha"):
-        art.dev.settings_of({"peft_args": {"lora_alpha": 3}})
+    for lora, internal in (
+        ({"dropout": 0.1}, {}),
+        ({}, {"init_args": {"fast_inference": True}}),
+        ({}, {"trainer_gpu_ids": [0]}),
+    ):
+        with pytest.raises(ConfigError, match=r"dropout|fast_inference|trainer_gpu_ids"):
+            art.dev.settings_of(internal, lora)
+    fields = {"name": "m", "run_name": "m", "project": "p", "base_model": "tiny"}
+    model = art.TrainableModel(**fields, _internal_config={"engine_args": {"gpu_memory_utilization": 0.7}})
+    async with LocalBackend(path=str(tmp_path)) as backend:
+        with pytest.raises(ConfigError, match=r"engine_args.*vLLM's"):
+            await model.register(backend)
+
+
+async def test_a_run_is_in_the_folder_of_its_name_and_answers_by_the_models(tmp_path):
+    model = art.TrainableModel(name="served", run_name="run-7", project="p", base_model="tiny")
+    async with LocalBackend(path=str(tmp_path), engine=FakeEngine()) as backend:
+        await model.register(backend)
+        assert (tmp_path / "p/models/run-7/run.sqlite").is_file() and model.get_inference_name() == "served"
 
 
 async def test_the_model_that_a_script_names_is_replaced_by_art_model(monkeypatch, tmp_path):
     monkeypatch.setenv("ART_MODEL", "tiny")
     monkeypatch.setenv("ART_PATH", str(tmp_path / "elsewhere"))
-    model = art.TrainableModel(name="m", project="p", base_model="Qwen/Qwen2.5-7B-Instruct")
-    async with art.LocalBackend(engine=FakeEngine()) as backend:
+    model = art.TrainableModel(name="m", run_name="m", project="p", base_model="Qwen/Qwen2.5-7B-Instruct")
+    async with LocalBackend(engine=FakeEngine()) as backend:
         await model.register(backend)
         assert (tmp_path / "elsewhere/p/models/m/run.sqlite").is_file()
         assert backend.opened(model).run.config.model == "tiny"
 
 
 def test_a_backend_goes_on_in_another_event_loop_and_nothing_needs_to_be_closed(tmp_path):
-    backend = art.LocalBackend(path=str(tmp_path), engine=FakeEngine())
-    model = art.TrainableModel(name="m", project="p", base_model="tiny")
+    backend = LocalBackend(path=str(tmp_path), engine=FakeEngine())
+    model = art.TrainableModel(name="m", run_name="m", project="p", base_model="tiny")
 
     async def main():
         await model.register(backend)
-        again = art.TrainableModel(name="m", project="p", base_model="tiny")
+        again = art.TrainableModel(name="m", run_name="m", project="p", base_model="tiny")
         await again.register(backend)
         assert again.inference_base_url == model.inference_base_url
         asked = [{"role": "user", "content": "hello"}]

@@ -1,4 +1,4 @@
-"""Every public name of OpenPipe ART is there, or says why it is not."""
+"""Every public name of OpenPipe ART 0.5.23 is usable, or says why it is not."""
 
 import importlib
 import subprocess
@@ -10,63 +10,141 @@ import pytest
 
 import art_openpipe as art
 from art_core.errors import ConfigError
+from art_openpipe.refused import Refused
 
-TOP = """dev auto_trajectory capture_auto_trajectory gather_trajectories gather_trajectory_groups trajectory_group_batches Backend
-LocalBackend LocalTrainResult ServerlessBackend ServerlessTrainResult Messages MessagesAndChoices Tools Model TrainableModel retry
-TrainSFTConfig TrainConfig TrainResult Trajectory TrajectoryGroup capture_yielded_trajectory yield_trajectory"""
+VERSION = "0.5.23"
+ALL = [
+    "dev",
+    "current_trajectory",
+    "no_capture",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "trajectory_group_batches",
+    "Backend",
+    "LocalTrainResult",
+    "LoRAConfig",
+    "LocalServingUnavailableError",
+    "MegatronRuntimeConfig",
+    "MegatronTopologyConfig",
+    "MetricDefinition",
+    "PipelineAutotuneConfig",
+    "PipelineRuntimeConfig",
+    "PIPELINE_RL_DASHBOARD_DEFAULT_METRICS",
+    "PIPELINE_RL_METRIC_DEFINITIONS",
+    "PIPELINE_RL_SCORE_METRICS",
+    "get_megatron_runtime_config",
+    "get_tokenizer",
+    "init_megatron_runtime_config",
+    "ServerlessBackend",
+    "ServerlessTrainResult",
+    "Messages",
+    "MessagesAndChoices",
+    "Tools",
+    "Model",
+    "TrainableModel",
+    "retry",
+    "TrainSFTConfig",
+    "TrainConfig",
+    "TrainResult",
+    "Trajectory",
+    "TrajectoryGroup",
+    "tokenize",
+    "tensorize",
+    "trajectory",
+    "trajectory_group",
+    "capture_yielded_trajectory",
+    "yield_trajectory",
+]
+"""``art.__all__`` of that version."""
+REFUSED = {
+    "MegatronRuntimeConfig": "LocalBackend",
+    "MegatronTopologyConfig": "LocalBackend",
+    "get_megatron_runtime_config": "LocalBackend",
+    "init_megatron_runtime_config": "LocalBackend",
+    "PipelineAutotuneConfig": "trajectory_group_batches",
+    "PipelineRuntimeConfig": "trajectory_group_batches",
+    "ServerlessBackend": "LocalBackend",
+}
+"""Name -> what its reason names instead."""
 MODULES = {
     "local": "LocalBackend",
     "local.backend": "LocalBackend",
-    "rewards": "ruler ruler_score_group TrajectoryScore Response DEFAULT_RUBRIC",
+    "rewards": "ruler ruler_score_group",
+    "rewards.ruler": "ruler ruler_score_group TrajectoryScore",
+    "utils.iterate_dataset": "iterate_dataset",
+    "utils.retry": "retry",
     "langgraph": "wrap_rollout init_chat_model",
-    "pipeline_trainer": "PipelineTrainer make_group_rollout_fn keep_recent_and_top",
-    "utils": "iterate_dataset retry limit_concurrency log_http_errors format_message get_model_step",
-    "utils.sft": "train_sft_from_file create_sft_dataset_iterator",
+    "metrics": "MetricDefinition",
+    "model": "Model TrainableModel",
+    "utils": "iterate_dataset retry limit_concurrency log_http_errors format_message get_model_step record_provenance",
+    "utils.sft": "train_sft_from_file create_sft_dataset_iterator create_lr_schedule iterate_file get_file_row_count SFTChunk",
     "utils.litellm": "convert_litellm_choice_to_openai",
     "utils.deployment": "deploy_model",
     "mcp": "generate_scenarios complete_task_tool",
-    "trajectories": "Trajectory TrajectoryGroup History PydanticException",
-    "dev": "InternalModelConfig OpenAIServerConfig TrainConfig",
+    "megatron": "MegatronBackend",
+    "pipeline_trainer": "PipelineTrainer make_group_rollout_fn keep_recent_and_top PipelineRuntimeConfig",
+    "trajectories": "Trajectory TrajectoryGroup LegacyHistory ChatCompletionsHistory TrajectoryExchanges PydanticException",
+    "dev": "InternalModelConfig OpenAIServerConfig TrainConfig LoRAConfig PeftArgs get_openai_server_config",
     "serverless.backend": "ServerlessBackend",
     "tinker": "TinkerBackend",
-    "skypilot": "SkyPilotBackend",
+    "tinker_native": "TinkerNativeBackend",
 }
 METHODS = {
     "Model": "openai_client litellm_completion_params get_inference_name register log get_step overwrite_state write_state "
-    "merge_state read_state update_wandb_config metrics_builder activate_metrics_context safe_model_dump",
-    "TrainableModel": "register delete_checkpoints train_sft set_cost_calculator train",
-    "Trajectory": "log finish track_duration messages for_logging",
-    "TrajectoryGroup": "__iter__ __len__ log",
-    "LocalBackend": "register train close",
+    "merge_state read_state safe_model_dump backend",
+    "TrainableModel": "register delete_checkpoints train_sft",
+    "Trajectory": "log finish track_duration messages for_logging history histories chat_completions_history "
+    "chat_completions_histories tokenize tensorize __enter__ __exit__",
+    "TrajectoryGroup": "__iter__ __len__ log tokenize tensorize",
 }
-REFUSED = {
-    "ServerlessBackend": lambda: art.ServerlessBackend(api_key="x"),
-    "tinker": lambda: importlib.import_module("art_openpipe.tinker").TinkerBackend(),
-    "deploy_model": lambda: importlib.import_module("art_openpipe.utils.deployment").deploy_model("together"),
-    "generate_scenarios": lambda: importlib.import_module("art_openpipe.mcp").generate_scenarios(tools=[]),
-    "complete_task_tool": lambda: importlib.import_module("art_openpipe.mcp").complete_task_tool(),
-    "keep_recent_and_top": lambda: importlib.import_module("art_openpipe.pipeline_trainer").keep_recent_and_top(3),
-    "_experimental_push_to_s3": lambda: art.LocalBackend()._experimental_push_to_s3,
-    "_experimental_pull_from_s3": lambda: art.LocalBackend()._experimental_pull_from_s3,
-    "_experimental_fork_checkpoint": lambda: art.LocalBackend()._experimental_fork_checkpoint,
-    "metrics_builder": lambda: art.Model(name="m", project="p").metrics_builder("train"),
-    "set_cost_calculator": lambda: art.TrainableModel(name="m", project="p", base_model="tiny").set_cost_calculator(0),
-    "_internal_config": lambda: art.dev.settings_of({"tinker_args": {"renderer_name": "qwen3"}}),
+FIELDS = {"name": "m", "run_name": "m", "project": "p", "base_model": "tiny"}
+LATER = {
+    "responses_history": lambda: art.Trajectory().responses_history,
+    "anthropic_messages_histories": lambda: art.Trajectory().anthropic_messages_histories,
+    "compact_dump": lambda: art.TrajectoryGroup([]).compact_dump,
+    "exchanges.responses": lambda: art.Trajectory().exchanges.responses,
+    "reconcile_text_equivalent_tokenizations": lambda: art.Trajectory().histories(
+        reconcile_text_equivalent_tokenizations=True
+    ),
+    "tokenizer": lambda: art.Trajectory().tokenize(tokenizer=object()),
+    "metrics_builder": lambda: art.Model(name="m", project="p").metrics_builder,
+    "update_wandb_config": lambda: art.Model(name="m", project="p").update_wandb_config,
+    "set_cost_calculator": lambda: art.TrainableModel(**FIELDS).set_cost_calculator,
+    "TrainableModel.train": lambda: art.TrainableModel(**FIELDS).train,
+    "entity": lambda: art.TrainableModel(**FIELDS, entity="team"),
+    "report_metrics": lambda: art.TrainableModel(**FIELDS, report_metrics=["wandb"]),
+    "tinker_args": lambda: art.dev.settings_of({"tinker_args": {"renderer_name": "qwen3"}}),
+    "PeftArgs": lambda: art.dev.settings_of({"peft_args": {"r": 8}}),
     "_openai_client_config": lambda: art.dev.refuse_server_config({"server_args": {"port": 1}}),
-    "gpu_cost_per_hour_usd": lambda: art.LocalBackend(gpu_cost_per_hour_usd=2.0),
-    "skypilot": lambda: importlib.import_module("art_openpipe.skypilot").SkyPilotBackend(),
+    "gpu_cost_per_hour_usd": lambda: backend(gpu_cost_per_hour_usd=2.0),
+    "in_process": lambda: backend(in_process=True),
+    "enable_expert_replay": lambda: backend(enable_expert_replay=False),
+    "_experimental_push_to_s3": lambda: backend()._experimental_push_to_s3,
+    "_experimental_fork_checkpoint": lambda: backend()._experimental_fork_checkpoint,
 }
 
 
-@pytest.mark.parametrize("name", TOP.split())
-def test_every_name_of_the_package_is_there(name):
-    assert getattr(art, name) is not None and name in art.__all__
+def backend(**options):
+    return importlib.import_module("art_openpipe.local").LocalBackend(**options)
+
+
+def test_the_names_are_those_of_the_package_and_no_others():
+    assert sorted(art.__all__) == sorted(ALL) and VERSION in art.__doc__
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_name_is_usable_or_refused_with_what_to_use_instead(name):
+    value = getattr(art, name)
+    assert isinstance(value, Refused) == (name in REFUSED)
+    if name in REFUSED:
+        with pytest.raises(ConfigError, match=f"{name} is not supported.*{REFUSED[name]}"):
+            value(api_key="x")
 
 
 @pytest.mark.parametrize(("module", "names"), MODULES.items())
 def test_every_name_of_the_modules_is_there(module, names):
     found = importlib.import_module(f"art_openpipe.{module}")
-    assert [name for name in names.split() if not hasattr(found, name)] == []
+    assert [name for name in names.split() if getattr(found, name, None) is None] == []
 
 
 @pytest.mark.parametrize(("kind", "names"), METHODS.items())
@@ -74,11 +152,25 @@ def test_every_method_is_there(kind, names):
     assert [name for name in names.split() if not hasattr(getattr(art, kind), name)] == []
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_art_has_not_is_refused_with_a_reason(name):
-    with pytest.raises(ConfigError) as error:
-        REFUSED[name]()
+@pytest.mark.parametrize("name", LATER)
+def test_what_art_has_not_is_refused_by_name_with_a_reason(name):
+    with pytest.raises(ConfigError, match=name.rpartition(".")[2]) as error:
+        LATER[name]()
     assert len(str(error.value)) > 60
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("auto_trajectory", "current_trajectory"),
+        ("capture_auto_trajectory", r"art\.trajectory"),
+        ("LocalBackend", r"art_openpipe\.local"),
+        ("History", "LegacyHistory"),
+    ],
+)
+def test_names_of_earlier_releases_are_told_their_replacement(name, replacement):
+    with pytest.raises(AttributeError, match=replacement):
+        getattr(art, name)
 
 
 def test_a_name_that_nobody_has_is_told_where_to_look():
@@ -86,15 +178,34 @@ def test_a_name_that_nobody_has_is_told_where_to_look():
         _ = art.Nothing
 
 
+@pytest.mark.parametrize("missing", FIELDS)
+def test_a_trainable_model_needs_its_names_and_has_no_others(missing):
+    with pytest.raises(ValueError, match=missing):
+        art.TrainableModel(**{name: value for name, value in FIELDS.items() if name != missing})
+    with pytest.raises(ValueError, match="nonsense"):
+        art.TrainableModel(**FIELDS, nonsense=1)
+
+
+def test_metrics_are_described_by_the_names_under_which_they_are_logged():
+    keys = [definition.key for definition in art.PIPELINE_RL_METRIC_DEFINITIONS]
+    assert "loss/train" in keys and list(art.PIPELINE_RL_DASHBOARD_DEFAULT_METRICS) == keys
+    assert art.PIPELINE_RL_SCORE_METRICS == ()
+    own = art.MetricDefinition(
+        key="val/win", title="Wins", description="games won", kind="ratio", higher_is_better=True
+    )
+    assert own.dashboard_default is False
+
+
 @pytest.mark.system
 def test_importing_the_package_loads_no_client_and_star_loads_all():
     code = (
-        "import sys, art_openpipe; light = 'openai' not in sys.modules and 'pydantic' not in sys.modules\n"
-        "from art_openpipe import *; print(light, LocalBackend.__name__, Trajectory.__name__)"
+        "import sys, art_openpipe; art_openpipe.redirect_clients()\n"
+        "light = 'openai' not in sys.modules and 'pydantic' not in sys.modules\n"
+        "from art_openpipe import *; print(light, TrainableModel.__name__, Trajectory.__name__)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == [
         "True",
-        "LocalBackend",
+        "TrainableModel",
         "Trajectory",
     ]
 
@@ -106,9 +217,8 @@ def test_the_extras_are_those_that_messages_name():
 
 def test_the_page_says_of_every_name_what_becomes_of_it():
     page = (Path(__file__).parents[3] / "docs" / "from-openpipe-art.md").read_text()
-    names = {name for it in (TOP, *MODULES.values(), *METHODS.values()) for name in it.split()}
-    said = {"ServerlessTrainResult": "ServerlessBackend", "DEFAULT_RUBRIC": "ruler", "TrajectoryScore": "ruler"}
-    said |= {"Response": "ruler", "OpenAIServerConfig": "_openai_client_config", "generate_scenarios": "art.mcp"}
-    said |= {"complete_task_tool": "art.mcp", "__iter__": "TrajectoryGroup", "__len__": "TrajectoryGroup"}
-    said |= dict.fromkeys(["finish", "track_duration", "for_logging"], "all fields and methods")
-    assert [name for name in sorted(names) if said.get(name, name) not in page] == []
+    names = {*ALL, *(name for names in MODULES.values() for name in names.split())} - {"dev"}
+    names |= {name for names in METHODS.values() for name in names.split() if not name.startswith("__")}
+    names -= {"TrajectoryScore"}
+    assert [name for name in sorted(names) if f"`{name}" not in page and f".{name}" not in page] == []
+    assert VERSION in page

@@ -8,6 +8,7 @@ from judging import runs
 import art_openpipe as art
 from art_core.errors import ConfigError
 from art_openpipe.rewards import ruler, ruler_score_group
+from art_openpipe.trajectories import LegacyHistory
 from art_ruler.judge import JudgeError
 
 
@@ -58,7 +59,7 @@ async def test_scores_are_matched_by_id_and_the_group_keeps_everything():
 async def test_further_histories_and_tools_are_shown_to_the_judge():
     judge = judge_of()
     look = {"type": "function", "function": {"name": "look_up"}}
-    history = art.History(messages_and_choices=[{"role": "assistant", "content": "sub-agent, worth 0.7"}])
+    history = LegacyHistory(messages_and_choices=[{"role": "assistant", "content": "sub-agent, worth 0.7"}])
     group = art.TrajectoryGroup([run_of(0.2, additional_histories=[history], tools=[look]), run_of(0.4)])
     assert [it.reward for it in await ruler_score_group(group, judge)] == [0.7, 0.4]
     assert "look_up" in judge.asked[0][0]["content"] and "sub-agent" in judge.asked[0][1]["content"]

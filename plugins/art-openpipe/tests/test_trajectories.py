@@ -84,5 +84,5 @@ async def test_a_rollout_that_returns_something_else_says_so():
     async def rollout():
         return {"reward": 1}
 
-    with pytest.raises(TypeError, match=r"returned dict.*art\.Trajectory"):
+    with pytest.raises(TypeError, match=r"returned dict, not an art\.Trajectory"):
         await art.TrajectoryGroup([rollout()])

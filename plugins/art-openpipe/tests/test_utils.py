@@ -10,10 +10,9 @@ import pytest
 import art_openpipe as art
 from art_core.errors import ConfigError
 from art_embedded.rendering import Renderer
-from art_openpipe.pipeline_trainer import PipelineTrainer
 from art_openpipe.utils import format_message, get_model_step, iterate_dataset, limit_concurrency, log_http_errors
 from art_openpipe.utils.litellm import convert_litellm_choice_to_openai
-from art_openpipe.utils.sft import train_sft_from_file
+from art_openpipe.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
 
 
 def test_a_dataset_comes_in_batches_and_goes_on_after_the_first_steps():
@@ -119,104 +118,13 @@ async def test_litellm_asks_the_model_and_its_choices_are_trained(desk):
     assert get_model_step(desk.model, desk.backend._path) == 1
 
 
-async def test_a_pipeline_trains_until_its_scenarios_are_at_an_end_and_goes_on_after_them(desk):
-    seen = []
-
-    async def rollout(model, scenario, config):
-        seen.append(scenario)
-        return await desk.group(0.0, 1.0, text=f"{scenario}{config}")
-
-    async def evaluate(model, step, config):
-        return [await desk.group(0.5)]
-
-    def trainer(scenarios):
-        return PipelineTrainer(
-            desk.model,
-            desk.backend,
-            rollout,
-            scenarios,
-            "!",
-            evaluate,
-            num_rollout_workers=2,
-            min_batch_size=2,
-            max_batch_size=2,
-            eval_every_n_steps=2,
-            learning_rate=1e-5,
-        )
-
-    await trainer(range(5)).train()
-    assert (await desk.model.get_step(), sorted(seen)) == (3, [0, 1, 2, 3, 4])
-    assert "val/reward" in (desk.backend.folder(desk.model) / "history.jsonl").read_text()
-    await trainer(range(7)).train()
-    assert (await desk.model.get_step(), sorted(seen[5:])) == (4, [5, 6])
-
-
-async def test_a_pipeline_goes_on_where_all_rollouts_of_a_group_failed_and_stops_where_the_script_does(desk):
-    async def rollout(model, scenario, config):
-        if scenario == 1:
-            return art.TrajectoryGroup([ValueError("broken")])
-        if scenario == 4:
-            raise KeyError("the script's own")
-        return await desk.group(0.0, 1.0)
-
-    trainer = PipelineTrainer(
-        desk.model, desk.backend, rollout, range(5), num_rollout_workers=1, min_batch_size=2, max_batch_size=2
-    )
-    with pytest.raises(KeyError, match="the script's own"):
-        await trainer.train()
-    assert await desk.model.get_step() == 2
-
-
-@pytest.mark.parametrize("failing", [False, True])
-async def test_a_pipeline_ends_where_more_groups_wait_than_it_takes(desk, failing):
-    made = asyncio.Event()
-    given = []
-
-    async def rollout(model, scenario, config):
-        group = await desk.group(0.0, 1.0)
-        given.append(scenario)
-        if len(given) == 6:
-            made.set()
-        return group
-
-    class Backend:
-        """Takes its steps when more groups were made than may wait."""
-
-        opened = staticmethod(desk.backend.opened)
-
-        async def train(self, model, groups):
-            await made.wait()
-            if failing:
-                raise ArithmeticError("the script's own")
-            return await desk.backend.train(model, groups)
-
-    trainer = PipelineTrainer(
-        desk.model,
-        Backend(),
-        rollout,
-        range(50),
-        num_rollout_workers=4,
-        min_batch_size=2,
-        max_batch_size=2,
-        max_steps=1,
-    )
-    async with asyncio.timeout(20):
-        if failing:
-            with pytest.raises(ArithmeticError, match="the script's own"):
-                await trainer.train()
-        else:
-            await trainer.train()
-    assert await desk.model.get_step() == (0 if failing else 1)
-    # Of two that were taken, two that wait, and four workers that each have one in hand.
-    assert len(given) <= 8
-
-
 async def test_conversations_without_choices_are_imitated_to_the_end_of_their_turn(desk, tmp_path):
     good = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
     file = tmp_path / "good.jsonl"
     file.write_text("".join(json.dumps({"messages": good}) + "\n" for _ in range(3)))
-    await train_sft_from_file(desk.model, file, epochs=1, batch_size=2, peak_lr=3e-4)
+    await train_sft_from_file(desk.model, file, epochs=1, batch_size=2, peak_lr=3e-4, schedule_type="constant")
     assert await desk.model.get_step() == 2 and desk.learner.learning_rate == 3e-4
+    assert '"time/step_backend_train_s"' in (desk.backend.folder(desk.model) / "history.jsonl").read_text()
     [tree] = desk.learner.trees[-1]
     from transformers import AutoTokenizer
 
@@ -259,3 +167,53 @@ async def test_the_models_own_choices_are_imitated_as_they_were_sampled(desk):
     assert (await desk.model.get_step(), desk.learner.learning_rate) == (2, 2e-4)
     with pytest.raises(ConfigError, match="one per batch"):
         await desk.model.train_sft([run], art.TrainSFTConfig(learning_rate=[1e-4, 2e-4], batch_size=1))
+
+
+async def test_only_the_last_answer_of_a_conversation_is_imitated_where_that_is_asked_for(desk):
+    turns = [(role, f"{role} {number}") for number in (1, 2) for role in ("user", "assistant")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    for turns, most in (("last", 1), ("all", 2)):
+        config = art.TrainSFTConfig(assistant_turns=turns)
+        await desk.model.train_sft([art.Trajectory(messages_and_choices=messages)], config)
+        [tree] = desk.learner.trees[-1]
+        assert len(set(tree.call.tolist())) == most
+
+
+def test_schedules_rise_in_the_warmup_and_fall_as_they_are_named():
+    assert create_lr_schedule(5, 1.0, "linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
+    assert create_lr_schedule(3, 1.0, "cosine", min_lr=0.5) == pytest.approx([1.0, 0.75, 0.5])
+    assert create_lr_schedule(2, 1.0, "constant") == [1.0, 1.0] and create_lr_schedule(0, 1.0) == []
+    with pytest.raises(ConfigError, match="'square'"):
+        create_lr_schedule(2, 1.0, "square")
+
+
+def test_a_data_set_comes_in_chunks_of_batches_with_their_part_of_one_schedule():
+    trajectories = [art.Trajectory(reward=number) for number in range(5)]
+    options = {
+        "epochs": 2,
+        "batch_size": 2,
+        "chunk_size": 2,
+        "peak_lr": 1.0,
+        "warmup_ratio": 0.5,
+        "show_progress": False,
+    }
+    chunks = list(create_sft_dataset_iterator(trajectories, **options))
+    assert [(it.step, it.epoch, it.epoch_step, len(it.trajectories)) for it in chunks] == [
+        (0, 0, 0, 4),
+        (2, 0, 2, 1),
+        (3, 1, 0, 4),
+        (5, 1, 2, 1),
+    ]
+    rates = [rate for it in chunks for rate in it.config.learning_rate]
+    assert rates == create_lr_schedule(6, 1.0, warmup_steps=3)
+    assert sorted(it.reward for chunk in chunks[:2] for it in chunk.trajectories) == [0, 1, 2, 3, 4]
+    assert list(create_sft_dataset_iterator(trajectories, initial_step=2, **options)) == chunks[1:]
+
+
+def test_a_file_is_read_in_pieces_and_shuffled_differently_in_every_epoch(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    file.write_text("\n".join(json.dumps({"messages": [{"role": "user", "content": str(n)}]}) for n in range(9)))
+    read = [it.messages()[0]["content"] for it in iterate_file(file, epochs=2, shuffle_buffer_size=4)]
+    assert sorted(read[:9]) == sorted(read[9:]) == [str(n) for n in range(9)] and read[:9] != read[9:]
+    later = [it.messages()[0]["content"] for it in iterate_file(file, epochs=2, shuffle_buffer_size=4, initial_skip=5)]
+    assert later == read[5:]

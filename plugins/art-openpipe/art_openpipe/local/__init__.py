@@ -2,4 +2,5 @@
 
 from art_openpipe.local.backend import LocalBackend
 
-__all__ = ["LocalBackend"]
+Backend = LocalBackend  # the only one
+__all__ = ["Backend", "LocalBackend"]

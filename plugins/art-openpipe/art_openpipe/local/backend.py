@@ -9,11 +9,10 @@ import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import art_core
 import art_openpipe
@@ -25,7 +24,7 @@ from art_core.store.run_folder import checkpoint_step, checkpoints
 from art_openpipe import dev, sft
 from art_openpipe.arguments import Settings, settings
 from art_openpipe.handover import Handover
-from art_openpipe.history import add_history, best_step, of_groups, of_step
+from art_openpipe.metrics import add_history, best_step, of_groups, of_step
 from art_openpipe.record import Record
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup
 from art_openpipe.types import LocalTrainResult, TrainSFTConfig, folder_of
@@ -39,6 +38,12 @@ LEARNER = "openpipe/learner"
 """The store's key for the settings that the learner was loaded with."""
 USUAL = {"keep_checkpoints": None}
 """Settings that differ from art's defaults: checkpoints are kept until ``delete_checkpoints``."""
+REFUSED = {
+    "in_process": (False, "art serves in a process of its own, so that agents can't block it"),
+    "gpu_cost_per_hour_usd": (None, "art tracks seconds (time/step_wall_s) but no costs"),
+    "enable_expert_replay": (True, "art does not replay experts at all"),
+}
+"""Argument of OpenPipe ART -> the value that changes nothing, and why others are refused."""
 OF_STEP = ("advantage", "checkpoint_every", "kl", "importance_cap")
 """Fields of the config that a step may override."""
 
@@ -62,23 +67,13 @@ class LocalBackend:
     """Trains models on this machine. ``path`` contains their folders; default: ``ART_PATH``, or else ``.art``.
 
     ``trackers`` receive every step, as in ``art_core.train``. ``settings`` are art's, for all models: ``engine``, ``learner`` and
-    the fields of ``art_core.TrainConfig``. Runs are closed by ``await backend.close()``, by ``async with``, or otherwise when the
-    event loop ends, as in ``asyncio.run``.
+    the fields of ``art_core.TrainConfig``. Runs end with ``close``, with ``async with``, or with the event loop.
     """
 
-    def __init__(
-        self,
-        *,
-        in_process: bool = False,
-        path: str | None = None,
-        gpu_cost_per_hour_usd: float | None = None,
-        trackers: Sequence[str | Tracker] = (),
-        **settings: Any,
-    ) -> None:
-        if gpu_cost_per_hour_usd is not None:
-            raise ConfigError("gpu_cost_per_hour_usd: art tracks seconds (time/step_wall_s) but no costs; remove it")
-        if in_process:
-            log.warning("in_process=True has no effect: art serves in a separate process, so agents can't block it")
+    def __init__(self, *, path: str | None = None, trackers: Sequence[str | Tracker] = (), **settings: Any) -> None:
+        for name, (usual, why) in REFUSED.items():
+            if (value := settings.pop(name, usual)) != usual:
+                raise ConfigError(f"LocalBackend({name}={value!r}) is not supported: {why}; remove it")
         self._path = path
         self._trackers = tuple(trackers)
         self._settings = settings
@@ -88,7 +83,6 @@ class LocalBackend:
         self._lifetimes: list[AsyncIterator[Opened]] = []
         self._tracked: Path | None = None
         """The folder of the model whose run the tracker objects receive."""
-        _backends.add(self)
 
     def __deepcopy__(self, memo: Any) -> LocalBackend:
         """Copies of a model share its backend."""
@@ -113,7 +107,8 @@ class LocalBackend:
 
     def folder(self, model: Model) -> Path:
         """Return a model's folder; for a trainable model, it is the run folder."""
-        return folder_of(self._path or os.environ.get("ART_PATH") or model.base_path, model.project, model.name)
+        base = self._path or os.environ.get("ART_PATH") or model.base_path
+        return folder_of(base, model.project, model._storage_name())
 
     async def register(self, model: Model, _openai_client_config: Any = None) -> None:
         """Set the model's backend; if it is trainable, open its run and set its address."""
@@ -133,7 +128,7 @@ class LocalBackend:
         self._claim_trackers(folder)
         loaded_with = await asyncio.to_thread(_loaded_with, folder)
         base_model = os.environ.get("ART_MODEL") or model.base_model
-        own = dev.settings_of(model._internal_config)
+        own = dev.settings_of(model._internal_config, model.lora_config)
         if own and base_model != model.base_model:
             log.warning("ART_MODEL=%s: ignoring the settings %s, which are for %s", base_model, own, model.base_model)
             own = {}
@@ -141,7 +136,7 @@ class LocalBackend:
         whole, plugins = {**settings, **loaded_with}, Plugins(art_openpipe)
         opening = art_core.open_run(folder, model=base_model, plugins=plugins, **whole)
         if (arguments := whole.get("engine_args")) and settings.get("engine", "embedded") == "embedded":
-            log.warning("ignoring engine_args=%s, which are for vLLM, not for engine='embedded'", arguments)
+            raise ConfigError(f"engine_args={arguments} are vLLM's: pass LocalBackend(engine='vllm'), or remove them")
         # An async generator, because the event loop closes it when it ends; so scripts need not close anything.
         lifetime = self._lifetime(model, opening, plugins, loaded_with, settings)
         with Display() as screen:
@@ -154,19 +149,12 @@ class LocalBackend:
         """Assign the tracker objects to this model. Raises ConfigError if they belong to another model."""
         objects = [type(tracker).__name__ for tracker in self._trackers if not isinstance(tracker, str)]
         if objects and self._tracked not in (None, folder):
-            raise ConfigError(
-                f"LocalBackend(trackers=) has objects ({', '.join(objects)}) that already track the run in {self._tracked}, so "
-                f"they can't track {folder} too. Pass trackers by name, or use a separate LocalBackend for each model"
-            )
+            tracking = f"LocalBackend(trackers=) has objects ({', '.join(objects)}) that already track {self._tracked}"
+            raise ConfigError(f"{tracking}. Pass trackers by name, or use a separate LocalBackend for each model")
         self._tracked = folder
 
     async def _lifetime(
-        self,
-        model: TrainableModel,
-        opening: AbstractAsyncContextManager[Run],
-        plugins: Plugins,
-        loaded_with: dict[str, Any],
-        settings: Mapping[str, Any],
+        self, model: TrainableModel, opening: Any, plugins: Plugins, loaded_with: Any, settings: Mapping[str, Any]
     ) -> AsyncIterator[Opened]:
         # There must be no other open generator, because a loop that ends closes all of them at the same time.
         factories = Trackers.find(plugins, self._trackers)
@@ -195,11 +183,9 @@ class LocalBackend:
     async def train(
         self, model: TrainableModel, trajectory_groups: Iterable[TrajectoryGroup], **arguments: Any
     ) -> LocalTrainResult:
-        """Take one optimizer step on the groups, then save and serve the new weights.
+        """Take one optimizer step on the groups, then save and serve the new weights. Logs nothing: see ``model.log``.
 
-        ``arguments`` are OpenPipe ART's; ``arguments.py`` maps them to art's settings and refuses unsupported ones by name.
-        Defaults are those of ``LocalBackend``. Raises CaptureError if a choice was not answered by this model, ConfigError if
-        there are no choices.
+        ``arguments.py`` maps the arguments. Raises CaptureError if a choice was not answered by this model.
         """
         opened = self.opened(model)
         step_settings = settings(arguments, opened.own)
@@ -212,7 +198,6 @@ class LocalBackend:
             if advice:
                 log.warning("step %d of %s: %s", run.step, model.name, advice)
         metrics = {**of_groups(groups, "train"), **of_step(measured)}
-        add_history(self.folder(model), run.step, metrics)
         opened.trackers.notify("log", run.step, measured)
         opened.trackers.notify("log_groups", run.step, scored, "train")
         if arguments.get("verbose"):
@@ -228,8 +213,7 @@ class LocalBackend:
             if changed:
                 raise ConfigError(
                     f"this run was started with {before}, and the learner cannot change them half way (requested: {changed}); "
-                    "keep kl_penalty_coef and truncated_importance_sampling, or LocalBackend(kl=, importance_cap=), the same in "
-                    "every step, or train under another name"
+                    "keep kl_penalty_coef and truncated_importance_sampling the same in every step, or use another run_name"
                 )
         else:
             run.config = replace(run.config, **of_learner)
@@ -250,56 +234,47 @@ class LocalBackend:
         run.config = replace(run.config, **settings({}, opened.own).of_run)
         measured = []
         for batch, rate in sft.batches(list(trajectories), config):
-            imitable = await sft.imitable(opened.record, batch)
+            imitable = await sft.imitable(opened.record, batch, config.assistant_turns)
             if rate is not None:
                 _set(await run.learner(), "learning_rate", rate)
             measured += await run.learn_sft(imitable, batch_size=len(imitable))
         metrics = of_step(measured[-1]) if measured else {}
-        add_history(self.folder(model), run.step, metrics)
         return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
 
-    async def log(self, model: Model, groups: Sequence[TrajectoryGroup], split: str, step: int | None) -> None:
-        """Add the groups' mean rewards and metrics to the history; a trainable model's store gets the rollouts as well."""
+    async def log(
+        self, model: Model, groups: Sequence[TrajectoryGroup], split: str, metrics: dict[str, float], step: int | None
+    ) -> None:
+        """Add means and the script's own metrics to the history, and to the run the rollouts that ``train`` does not add."""
         step = (self.opened(model).run.step if model.trainable else 0) if step is None else step
-        if model.trainable and groups:
+        if model.trainable and groups and split != "train":
             opened = self.opened(model)
             scored = await Handover(opened.record, "eval", step).groups(groups)
             opened.trackers.notify("log_groups", step, scored, "eval")
-        add_history(self.folder(model), step, of_groups(groups, split))
-
-    def add_metrics(self, model: Model, metrics: dict[str, float], step: int | None) -> None:
-        """Add the script's own metrics to the history."""
-        step = (self.opened(model).run.step if model.trainable else 0) if step is None else step
-        add_history(self.folder(model), step, metrics)
+        of_all = of_groups(groups, split) if groups else {}
+        add_history(self.folder(model), split, step, {**of_all, **metrics})
 
     async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str) -> None:
         """Delete all checkpoints except the newest and the best by a metric in ``history.jsonl``."""
-        folder = self.folder(model)
-        newest = checkpoints(folder)[-1:]
-        best = best_step(folder, best_checkpoint_metric)
-        for checkpoint in checkpoints(folder):
-            if checkpoint not in newest and checkpoint_step(checkpoint) != best:
+        best = best_step(self.folder(model), best_checkpoint_metric)
+        for checkpoint in checkpoints(self.folder(model))[:-1]:
+            if checkpoint_step(checkpoint) != best:
                 await asyncio.to_thread(shutil.rmtree, checkpoint)
 
     def _checkpoint_path(self, opened: Opened) -> str | None:
         """Return the newest step's checkpoint and pass it to the trackers; None if it was not saved."""
-        run = opened.run
-        newest = run.run_dir / "checkpoints" / f"step-{run.step:06d}"
+        newest = opened.run.run_dir / "checkpoints" / f"step-{opened.run.step:06d}"
         if not newest.is_dir():
             return None
-        opened.trackers.notify("log_checkpoint", run.step, newest)
+        opened.trackers.notify("log_checkpoint", opened.run.step, newest)
         return str(newest)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_experimental_"):
-            raise ConfigError(_EXPERIMENTAL.format(name))
+            raise ConfigError(
+                f"LocalBackend.{name} is not supported by art: checkpoints are plain folders in .art/PROJECT/models/RUN_NAME/"
+                "checkpoints; copy them with any S3 client, export one with 'art export', or fork one with base_model='FOLDER'"
+            )
         raise AttributeError(f"LocalBackend has no {name!r}")
-
-
-_EXPERIMENTAL = (
-    "LocalBackend.{} is not supported by art. Checkpoints are plain folders in .art/PROJECT/models/NAME/checkpoints: copy them "
-    "with any S3 client, export a model with 'art export', or fork one with base_model='CHECKPOINT FOLDER' and another name"
-)
 
 
 def _loaded_with(folder: Path) -> dict[str, Any]:
@@ -314,30 +289,17 @@ def _checked(groups: Iterable[Any]) -> list[TrajectoryGroup]:
     checked = list(groups)
     for group in checked:
         if not isinstance(group, TrajectoryGroup):
-            raise ConfigError(
-                f"train needs a list of art.TrajectoryGroup, got a {type(group).__name__}; put the trajectories of one task "
-                "into a group"
-            )
+            kind = type(group).__name__
+            raise ConfigError(f"train got a {kind}; put the trajectories of one task into an art.TrajectoryGroup")
         if group.awaited:
             raise ConfigError("a TrajectoryGroup has not run yet; await art.gather_trajectory_groups(groups) first")
-        for trajectory in group.trajectories:
-            if not math.isfinite(trajectory.reward):
-                raise RewardError(f"the reward of a trajectory must be a finite number, got {trajectory.reward}")
+        for reward in (trajectory.reward for trajectory in group if not math.isfinite(trajectory.reward)):
+            raise RewardError(f"the reward of a trajectory must be a finite number, got {reward}")
     return checked
 
 
 def _set(learner: Any, name: str, value: Any) -> None:
     if not hasattr(learner, name):
-        raise ConfigError(
-            f"{type(learner).__name__} does not support a different {name} in every step; pass LocalBackend({name}=) once, and "
-            "remove it from train"
-        )
+        kind = type(learner).__name__
+        raise ConfigError(f"{kind} has no different {name} in every step; pass LocalBackend({name}=), and not to train")
     setattr(learner, name, value)
-
-
-_backends: WeakSet[LocalBackend] = WeakSet()
-
-
-def all_opened() -> list[Opened]:
-    """Return the open runs of all trainable models in this process."""
-    return [opened for backend in _backends for opened in backend._opened.values()]

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from art_core.errors import ConfigError
-from art_openpipe.trajectories import Trajectory, TrajectoryGroup
+from art_openpipe.histories import messages_of
+from art_openpipe.trajectories import TrajectoryGroup
 from art_openpipe.types import Messages, Tools
 
 log = logging.getLogger("art_openpipe")
-DEFAULT_RUBRIC = None
-"""None: art_ruler's rubric."""
 
 
 class TrajectoryScore(BaseModel):
-    """The judge's score of one trajectory."""
+    """The judge's score, in [0, 1], of the trajectory at this position of the list, from 1."""
 
     trajectory_id: str
-    """Its position in the list, from 1."""
     explanation: str
     score: float
-    """In [0, 1]."""
-
-
-class Response(BaseModel):
-    """The judge's scores of all trajectories."""
-
-    scores: list[TrajectoryScore]
 
 
 async def ruler(
     message_lists: Sequence[Messages],
     judge_model: Any = "openai/gpt-6.1-sol",
     extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: str | None = DEFAULT_RUBRIC,
+    rubric: str | None = None,
     tools: Tools | None = None,
     *,
     debug: bool = False,
@@ -54,7 +46,7 @@ async def ruler(
         for number, verdict in enumerate(verdicts, 1)
     ]
     if debug:
-        print(Response(scores=scores).model_dump_json(indent=2))  # noqa: T201 - debug output
+        print([score.model_dump() for score in scores])  # noqa: T201 - debug output
     return scores
 
 
@@ -62,7 +54,7 @@ async def ruler_score_group(
     group: TrajectoryGroup,
     judge_model: Any = "openai/gpt-6.1-sol",
     extra_litellm_params: Mapping[str, Any] | None = None,
-    rubric: str | None = DEFAULT_RUBRIC,
+    rubric: str | None = None,
     *,
     swallow_exceptions: bool = False,
     debug: bool = False,
@@ -70,12 +62,12 @@ async def ruler_score_group(
     """Return a copy of the group with the judge's scores as rewards.
 
     The previous reward becomes the metric ``independent_reward``, the score is also the metric ``ruler_score``, and the judge's
-    explanation is added to the logs. Additional histories are shown to the judge after the main one. With
-    ``swallow_exceptions``, returns None if the judge fails.
+    explanation is added to the logs. With ``swallow_exceptions``, returns None if the judge fails.
     """
-    tools = next((trajectory.tools for trajectory in group if trajectory.tools), None)
+    tools = next((history.tools for trajectory in group for history in trajectory.histories() if history.tools), None)
     try:
-        conversations = [_shown(trajectory) for trajectory in group]
+        histories = [[history.messages_and_choices for history in trajectory.histories()] for trajectory in group]
+        conversations = [[message for each in own for message in messages_of(each)] for own in histories]
         scores = await ruler(conversations, judge_model, extra_litellm_params, rubric, tools, debug=debug)
     except Exception as error:
         # Compared by name, because art_ruler may not be installed. Errors of the set-up are always raised.
@@ -91,19 +83,16 @@ async def ruler_score_group(
     return scored
 
 
-def _shown(trajectory: Trajectory) -> Messages:
-    histories = [trajectory.messages(), *(history.messages() for history in trajectory.additional_histories)]
-    return [message for history in histories for message in history]
-
-
 def _ruler(judge: Any, params: Mapping[str, Any] | None, rubric: str | None, tools: Tools | None) -> Any:
     try:
         from art_ruler import RUBRIC, Ruler
     except ImportError as error:
-        raise ConfigError(
-            "RULER needs the integration art-ruler; in the checkout of art, run: pip install -e integrations/art-ruler"
-        ) from error
+        install = "in the checkout of art, run: pip install -e integrations/art-ruler"
+        raise ConfigError(f"RULER needs the integration art-ruler; {install}") from error
     if tools:
         names = ", ".join(tool.get("function", tool).get("name", "?") for tool in tools)
         rubric = f"{rubric or RUBRIC}\nThe agent had these tools: {names}"
     return Ruler(judge, rubric=rubric, params=dict(params) if params else None)
+
+
+sys.modules[f"{__name__}.ruler"] = sys.modules[__name__]  # a module of its own in OpenPipe ART

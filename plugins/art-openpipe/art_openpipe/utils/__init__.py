@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,11 +17,8 @@ from weakref import WeakValueDictionary
 import tenacity
 
 from art_core.store.run_folder import checkpoint_step, last_checkpoint
+from art_openpipe.refused import record_provenance as record_provenance
 from art_openpipe.types import Message, folder_of
-
-__all__ = [
-    "DatasetBatch", "format_message", "get_model_step", "iterate_dataset", "limit_concurrency", "log_http_errors", "retry",
-]  # fmt: skip
 
 log = logging.getLogger("art_openpipe")
 T = TypeVar("T")
@@ -58,15 +56,12 @@ def iterate_dataset(
 
 def retry(
     max_attempts: int = 3,
-    delay: float = 1.0,
+    delay: float = 0.25,
     backoff_factor: float = 2.0,
     exceptions: type[Exception] | tuple[type[Exception], ...] = (Exception,),
     on_retry: Callable[[Exception, int], None] | None = None,
 ) -> Callable[[Function], Function]:
-    """Return a decorator for functions and coroutine functions that retries on ``exceptions``.
-
-    Pauses start at ``delay`` seconds and grow by ``backoff_factor``. ``on_retry(error, attempt)`` is called before each retry.
-    """
+    """Return a decorator for functions and coroutine functions that retries on ``exceptions``, after growing pauses."""
     return tenacity.retry(
         stop=tenacity.stop_after_attempt(max_attempts),
         wait=tenacity.wait_exponential(multiplier=delay, exp_base=backoff_factor),
@@ -102,9 +97,8 @@ def log_http_errors(function: Callable[..., Awaitable[T]]) -> Callable[..., Awai
         try:
             return await function(*args, **kwargs)
         except Exception as error:
-            response = getattr(error, "response", None)
-            if response is not None:
-                log.error("%s: %s", getattr(response, "status_code", "error"), getattr(response, "text", error))
+            if (response := getattr(error, "response", None)) is not None:
+                log.error("%s: %s", response.status_code, response.text)
             raise
 
     return logged
@@ -112,14 +106,17 @@ def log_http_errors(function: Callable[..., Awaitable[T]]) -> Callable[..., Awai
 
 def format_message(message: Message) -> str:
     """Return a message as readable text."""
-    parts = [message.get("content") or ""]
-    for call in message.get("tool_calls") or ():
-        parts.append(f"{call['function']['name']}({call['function']['arguments']})")
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    parts = [message.get("content"), *(f"{called['name']}({called['arguments']})" for called in functions)]
     return f"{message.get('role', '')}:\n" + "\n".join(str(part) for part in parts if part)
 
 
 def get_model_step(model: Any, art_path: str | None = None) -> int:
     """Return the step of the newest checkpoint in the model's folder; 0 if there is none."""
     base = art_path or os.environ.get("ART_PATH") or model.base_path
-    newest = last_checkpoint(folder_of(base, model.project, model.name))
+    newest = last_checkpoint(folder_of(base, model.project, model._storage_name()))
     return 0 if newest is None else checkpoint_step(newest)
+
+
+for _name in ("format_message", "get_model_step", "iterate_dataset", "limit_concurrency", "log_http_errors", "retry"):
+    sys.modules[f"{__name__}.{_name}"] = sys.modules[__name__]  # each is a module of its own in OpenPipe ART

@@ -6,7 +6,7 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from art_openpipe.dialect import MARK
+from art_openpipe.record import MARK
 
 
 def convert_litellm_choice_to_openai(choice: Any) -> Choice:

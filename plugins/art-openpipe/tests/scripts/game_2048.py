@@ -1,4 +1,4 @@
-"""2048 in the way of OpenPipe ART's example: a script as its users write it, and one import line that is ours."""
+"""2048 in the way of OpenPipe ART's example, captured: a script as its users write it, and one import line that is ours."""
 
 import asyncio
 import json
@@ -44,25 +44,24 @@ def shown(board):
     return "\n".join(" | ".join(str(tile or "_") for tile in row) for row in board)
 
 
-async def rollout(model: art.Model, step: int) -> art.Trajectory:
-    board = with_a_tile(with_a_tile([[0] * 4 for _ in range(4)]))
-    trajectory = art.Trajectory(
-        messages_and_choices=[{"role": "system", "content": f"Play 2048: move until a tile is {TARGET}."}],
-        metadata={"step": step},
-    )
-    moves = 0
+async def play(model: art.Model) -> None:
+    """Play one game; its calls are captured, so it only says what the game was worth."""
+    trajectory = art.current_trajectory(require=True)
+    board, moves = with_a_tile(with_a_tile([[0] * 4 for _ in range(4)])), 0
+    messages = [{"role": "system", "content": f"Play 2048: move until a tile is {TARGET}."}]
     while max(map(max, board)) < TARGET and any(moved(board, move) != board for move in MOVES) and moves < 8:
-        trajectory.messages_and_choices.append({"role": "user", "content": shown(board)})
+        messages.append({"role": "user", "content": shown(board)})
         async with trajectory.track_duration("llm"):
             completion = await model.openai_client().chat.completions.create(
                 model=model.get_inference_name(),
-                messages=trajectory.messages(),
+                messages=messages,
                 max_completion_tokens=16,
                 response_format=FORM,
                 temperature=0.9,
             )
-        trajectory.messages_and_choices.append(completion.choices[0])
-        after = moved(board, json.loads(completion.choices[0].message.content)["move"])
+        answer = completion.choices[0].message.content
+        messages.append({"role": "assistant", "content": answer})
+        after = moved(board, json.loads(answer)["move"])
         if after == board:
             trajectory.metrics["invalid_move"] = 1
             break
@@ -72,32 +71,35 @@ async def rollout(model: art.Model, step: int) -> art.Trajectory:
     trajectory.metrics |= {"max_value": largest, "board_value": total, "num_moves": moves}
     reach, value = math.log(largest, 2) / math.log(TARGET, 2), math.log(total, 2) / math.log(TARGET * 16, 2)
     trajectory.reward = 2.0 if largest >= TARGET else reach + 0.2 * value
-    return trajectory.finish()
 
 
 async def main():
     random.seed(7)
-    model = art.TrainableModel(name="agent-002", project="2048", base_model="Qwen/Qwen2.5-3B-Instruct")
-    model._internal_config = art.dev.InternalModelConfig(
-        init_args=art.dev.InitArgs(max_seq_length=2048),
-        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8),
+    model = art.TrainableModel(
+        name="agent-002",
+        run_name="agent-002",
+        project="2048",
+        base_model="Qwen/Qwen2.5-3B-Instruct",
+        lora_config=art.LoRAConfig(rank=8),
+        _internal_config=art.dev.InternalModelConfig(init_args=art.dev.InitArgs(max_seq_length=2048)),
     )
-    backend = LocalBackend(in_process=True, path=os.environ.get("ART_PATH", ".art"))
+    backend = LocalBackend(path=os.environ.get("ART_PATH", ".art"))
     await model.register(backend)
     for step in range(await model.get_step(), STEPS):
         train_groups = await art.gather_trajectory_groups(
             (
-                art.TrajectoryGroup((rollout(model, step) for _ in range(GAMES)), metadata={"step": step})
+                art.trajectory_group(
+                    (art.trajectory(play(model)) for _ in range(GAMES)), metadata={"step": step}, return_exceptions=True
+                )
                 for _ in range(2)
             ),
             pbar_desc="gather",
-            max_exceptions=GAMES,
         )
-        result = await backend.train(model, train_groups, learning_rate=1e-4, logprob_calculation_chunk_size=8)
-        await model.log(
-            metrics={"val/best": max(it.reward for group in train_groups for it in group)}, step=result.step
-        )
-        await model.delete_checkpoints("val/best")
+        result = await backend.train(model, train_groups, learning_rate=1e-4)
+        metrics = {**result.metrics, "best": max(game.reward for group in train_groups for game in group)}
+        await model.log(train_groups, metrics=metrics, step=result.step, split="train")
+        await model.delete_checkpoints("train/best")
+    print([len(game.tokens) for game in await art.tokenize(train_groups[0].trajectories)])
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
 
 async def main():
     random.seed(42)
-    model = art.TrainableModel(name="001-script", project="tic-tac-toe", base_model="Qwen/Qwen2.5-3B-Instruct")
+    model = art.TrainableModel(
+        name="agent", run_name="001-script", project="tic-tac-toe", base_model="Qwen/Qwen2.5-3B-Instruct"
+    )
     backend = LocalBackend(path=os.environ.get("ART_PATH", ".art"))
     await model.register(backend)
     for step in range(await model.get_step(), STEPS):
@@ -98,8 +100,10 @@ async def main():
             (art.TrajectoryGroup(rollout(model, Scenario(step=step)) for _ in range(GAMES)) for _ in range(2)),
             pbar_desc="gather",
         )
-        await model.delete_checkpoints()
-        await model.train(train_groups, config=art.TrainConfig(learning_rate=1e-4))
+        result = await backend.train(model, train_groups, learning_rate=1e-4)
+        await model.log(train_groups, metrics=result.metrics, step=result.step, split="train")
+        await model.delete_checkpoints("train/reward")
+    await backend.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,0 @@
-"""``art.skypilot``: refused."""
-
-from art_openpipe.refused import SkyPilotBackend
-
-__all__ = ["SkyPilotBackend"]

@@ -1,5 +1,0 @@
-"""Thinking Machines' training service: refused."""
-
-from art_openpipe.refused import TinkerBackend, TinkerNativeBackend
-
-__all__ = ["TinkerBackend", "TinkerNativeBackend"]
