@@ -48,7 +48,7 @@ class _Client(AsyncOpenAI):
         return answer
 
 
-_clients: dict[str, _Client] = {}  # by address
+_clients: dict[tuple[str | None, str | None], _Client] = {}  # by address and key
 
 
 class Model(BaseModel, Generic[Config, State]):
@@ -93,14 +93,14 @@ class Model(BaseModel, Generic[Config, State]):
         if base_url is None or api_key is None:
             missing = "inference_base_url and inference_api_key, or model.register(backend)"
             raise ConfigError(f"the model {self.name!r} has no address: it needs {missing}")
-        client = _clients.get(base_url)
-        if client is None or client.is_closed() or client.api_key != api_key:
-            client = _clients[base_url] = _Client(base_url=base_url, api_key=api_key, timeout=SECONDS)
+        client = _clients.get((base_url, api_key))
+        if client is None or client.is_closed():
+            client = _clients[base_url, api_key] = _Client(base_url=base_url, api_key=api_key, timeout=SECONDS)
         return client
 
     async def aclose(self) -> None:
         """Close the client; ``openai_client`` creates a new one."""
-        if client := _clients.pop(self.inference_base_url or "", None):
+        if client := _clients.pop((self.inference_base_url, self.inference_api_key), None):
             await client.close()
 
     def get_inference_name(self, step: int | None = None) -> str:

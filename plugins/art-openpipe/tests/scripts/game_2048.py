@@ -99,7 +99,9 @@ async def main():
         metrics = {**result.metrics, "best": max(game.reward for group in train_groups for game in group)}
         await model.log(train_groups, metrics=metrics, step=result.step, split="train")
         await model.delete_checkpoints("train/best")
-    print([len(game.tokens) for game in await art.tokenize(train_groups[0].trajectories)])
+    # What a model writes may not come back as it was; then a game has several sequences.
+    for game in await art.tokenize(train_groups[0].trajectories, multi_history=True):
+        print([len(history.tokens) for history in game.histories])
 
 
 if __name__ == "__main__":
