@@ -29,13 +29,18 @@ log = logging.getLogger("art_core.learner")
 
 
 @hookimpl
-def adapt_agent(agent: object) -> RunAgent | None:
+def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
     """A function of a task's input, or of the input and the ``RolloutAddress``, is an agent, sync or async."""
     if not callable(agent) or inspect.isclass(agent):
         return None
+    if inspect.isroutine(agent) or not shared:
+        return _run_agent(agent)
+    return _with_hint(_run_agent(agent), type(agent).__name__)
+
+
+def _run_agent(agent: Any) -> RunAgent:
     takes_address = _required(agent) == 2
-    call = agent if inspect.isfunction(agent) or inspect.ismethod(agent) else agent.__call__
-    if inspect.iscoroutinefunction(call):
+    if inspect.iscoroutinefunction(agent if inspect.isroutine(agent) else agent.__call__):
 
         async def run_async(task_input: Any, address: RolloutAddress) -> Any:
             return await (agent(task_input, address) if takes_address else agent(task_input))
@@ -50,6 +55,28 @@ def adapt_agent(agent: object) -> RunAgent | None:
         return await output if inspect.isawaitable(output) else output
 
     return run_in_thread
+
+
+def _with_hint(run: RunAgent, kind: str) -> RunAgent:
+    """Note in what an object raises while several rollouts run it that they may not be able to share it."""
+    running = 0
+
+    async def run_object(task_input: Any, address: RolloutAddress) -> Any:
+        nonlocal running
+        running += 1
+        try:
+            return await run(task_input, address)
+        except Exception as error:
+            if running > 1:
+                error.add_note(
+                    f"(If rollouts can't share a {kind}, pass a function without parameters that makes one: def agent(): "
+                    f"return {kind}(...))"
+                )
+            raise
+        finally:
+            running -= 1
+
+    return run_object
 
 
 def _required(agent: Any) -> int:

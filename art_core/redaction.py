@@ -61,7 +61,8 @@ def printable(text: str) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the exception as one line with its type, without the API keys that libraries include in their messages."""
-    text = printable(without_keys(" ".join(str(error).split())))
+    said = [str(error), *getattr(error, "__notes__", ())]
+    text = printable(without_keys(" ".join(" ".join(said).split())))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -1,5 +1,6 @@
 """Bad input gets an error that says what happened and what to do, and loses nothing."""
 
+import asyncio
 import re
 import socket
 import subprocess
@@ -341,6 +342,24 @@ async def test_a_function_that_takes_no_task_is_refused_before_it_runs(tmp_path)
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
         with pytest.raises(AgentError, match="a function of a task"):
             await run.collect(lambda a, b, c: "x", ["x"], group_size=2)
+
+
+async def test_an_object_that_rollouts_cannot_share_fails_with_what_to_do(tmp_path):
+    class Busy:
+        running = False
+
+        async def __call__(self, task):
+            if self.running:
+                raise RuntimeError("it is running already")
+            self.running = True
+            await asyncio.sleep(0.01)
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        [group] = await run.collect(Busy(), ["x"], group_size=2, allow_no_calls=True)
+    assert [trajectory.error for trajectory in group.trajectories if trajectory.error] == [
+        "RuntimeError: it is running already (If rollouts can't share a Busy, pass a function without parameters that makes one: "
+        "def agent(): return Busy(...))"
+    ]
 
 
 async def test_what_a_function_without_parameters_made_must_be_an_agent(tmp_path):
