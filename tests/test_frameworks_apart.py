@@ -35,7 +35,17 @@ def test_the_plugin_keeps_every_rule_in_its_environment(plugin):
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     network = () if plugin.name in OWN_NETWORK else TRAP
     for command in (
-        [python, "-m", "pytest", "-p", "no:cacheprovider", *network, f"--confcutdir={tests}", tests],
+        [
+            python,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--show-capture=no",
+            *network,
+            f"--confcutdir={tests}",
+            tests,
+        ],
         [python, "-c", README, plugin / "README.md"],
     ):
         ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

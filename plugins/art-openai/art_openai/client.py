@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from art_core.types import RolloutAddress
 
 GATEWAY = "in the checkout of art, run: pip install -e integrations/art-gateway"
-RECORDED = ("/chat/completions", "/responses", "/completions")
-"""Endings of the paths that are recorded; the last two need art-gateway, which translates them."""
+RECORDED = ("/chat/completions", "/responses", "/responses/input_tokens", "/completions")
+"""Endings of the paths that a rollout's address answers; all but the first need art-gateway, which translates them."""
 TEXT_PATHS = (*RECORDED, "/responses/compact", "/decisions", "/runs", "/agents/sessions")
 """Endings of the paths that make a model generate text (``/threads/.../runs`` belongs to Assistants)."""
 
