@@ -1,5 +1,6 @@
 """LiteLLM's calls are recorded, whichever provider a model's prefix names; several clients in one agent make one trajectory."""
 
+import gc
 import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # before it is imported: it downloads nothing
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:litellm"),
     pytest.mark.filterwarnings("ignore:coroutine 'Logging.async_success_handler'"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 
 
@@ -42,6 +44,8 @@ def keys(monkeypatch):
         monkeypatch.setenv(f"{name}_API_KEY", f"sk-{name.lower()}")
     monkeypatch.setenv("AZURE_API_VERSION", "2025-01-01")
     monkeypatch.setattr(litellm, "suppress_debug_info", True)
+    yield
+    gc.collect()  # LiteLLM closes no clients, and other tests would be blamed
 
 
 def asked(base_url, **options):
