@@ -47,6 +47,10 @@ class FromEvents(Dialect, Generic[E]):
         self._remember(body, events)
         return events.snapshot()
 
+    def error_event(self, message: str, status: int, code: str | None) -> bytes:
+        """Return the event for a stream that has failed."""
+        return self._framed(self.error(message, status, code))
+
     async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
         """Yield the events of the answer as chunks arrive."""
         events = self._begin(body)

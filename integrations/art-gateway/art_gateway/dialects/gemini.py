@@ -20,6 +20,7 @@ from art_gateway.dialects.reading import (
     objects,
     refuse_unknown,
     refused,
+    schema_format,
     text_of,
     written,
 )
@@ -77,10 +78,6 @@ class Gemini(FromEvents[GeminiAnswer]):
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
         info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code, "domain": "art"}
         return {"error": {"code": status, "message": message, "status": name, "details": [info] if code else []}}
-
-    def error_event(self, message: str, status: int, code: str | None) -> bytes:
-        """Return the event for a stream that has failed."""
-        return self._framed(self.error(message, status, code))
 
     def _framed(self, part: JsonDict) -> bytes:
         return b"data: " + orjson.dumps(part) + b"\n\n"
@@ -245,8 +242,7 @@ def _output(config: JsonDict) -> JsonDict:
     schema = config.get("responseJsonSchema") or json_schema(config.get("responseSchema"))
     form = config.get("responseMimeType") or ("application/json" if schema else "text/plain")
     if form == "application/json" and schema:
-        named = {"name": "output", "schema": schema, "strict": True}
-        request["response_format"] = {"type": "json_schema", "json_schema": named}
+        request["response_format"] = schema_format(schema)
     elif form == "application/json":
         request["response_format"] = {"type": "json_object"}
     elif form != "text/plain":

@@ -12,7 +12,6 @@ from art_gateway.dialects.message_events import MessageEvents, sampled_id
 from art_gateway.dialects.reading import (
     chat_content,
     engine_settings,
-    event,
     kind_of,
     malformed,
     names,
@@ -20,6 +19,7 @@ from art_gateway.dialects.reading import (
     objects,
     refuse_unknown,
     refused,
+    schema_format,
     text_of,
     written,
 )
@@ -89,10 +89,6 @@ class Messages(FromEvents[MessageEvents]):
         """Return Anthropic's error shape."""
         kind = ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": message, "code": code}, "request_id": None}
-
-    def error_event(self, message: str, status: int, code: str | None) -> bytes:
-        """Return the event for a stream that has failed."""
-        return event(self.error(message, status, code))
 
     def _begin(self, body: JsonDict) -> MessageEvents:
         return MessageEvents()
@@ -263,8 +259,7 @@ def _output(body: JsonDict) -> JsonDict:
     if form := object_of(config, "format") or object_of(body, "output_format"):
         if form.get("type") != "json_schema":
             raise malformed(f"the output format is {form!r}; it must be of type json_schema")
-        schema = {"name": "output", "schema": form.get("schema"), "strict": True}
-        request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        request["response_format"] = schema_format(form.get("schema"))
     if config.get("effort"):
         request["reasoning_effort"] = config["effort"]
     if thinking:

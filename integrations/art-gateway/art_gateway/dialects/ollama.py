@@ -19,6 +19,7 @@ from art_gateway.dialects.reading import (
     object_of,
     objects,
     reasoning_in,
+    schema_format,
     text_of,
     written,
 )
@@ -54,8 +55,7 @@ class Ollama(FromEvents["OllamaAnswer"]):
         request["messages"] = self._to_messages(body.get("messages"))
         request |= {name: body[name] for name in ("model", "tools", "logprobs", "top_logprobs") if body.get(name)}
         if isinstance(body.get("format"), dict) and body["format"]:
-            schema = {"name": "output", "schema": body["format"], "strict": True}
-            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+            request["response_format"] = schema_format(body["format"])
         elif body.get("format"):
             request["response_format"] = {"type": "json_object"}
         if isinstance(body.get("think"), str):
@@ -69,10 +69,6 @@ class Ollama(FromEvents["OllamaAnswer"]):
     def error(self, message: str, status: int, code: str | None) -> JsonDict:
         """Return Ollama's error shape."""
         return {"error": message, "code": code}
-
-    def error_event(self, message: str, status: int, code: str | None) -> bytes:
-        """Return the line for a stream that has failed."""
-        return self._framed(self.error(message, status, code))
 
     def _framed(self, part: JsonDict) -> bytes:
         return orjson.dumps(part) + b"\n"

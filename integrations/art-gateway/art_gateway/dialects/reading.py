@@ -91,6 +91,11 @@ def chat_content(parts: list[JsonDict]) -> str | list[JsonDict]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
+def schema_format(schema: Any) -> JsonDict:
+    """Return chat's response format of an answer that must conform to a schema without a name."""
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+
+
 def reasoning_in(delta: JsonDict) -> str:
     """Return the reasoning of a message or delta; servers use either name, some both."""
     return delta.get("reasoning_content") or delta.get("reasoning") or ""
