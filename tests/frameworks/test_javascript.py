@@ -14,21 +14,14 @@ from framework_table import assert_documented
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "examples" / "javascript" / "README.md"
-ROWS = {
-    "openai": "OpenAI client (JS)",
-    "vercel_ai_sdk": "Vercel AI SDK (JS)",
-    "langgraph": "LangGraph (JS)",
-    "mastra": "Mastra (JS)",
-    "openai_agents": "OpenAI Agents SDK (JS)",
+PROGRAMS = {
+    "openai": ("OpenAI client (JS)", "openai"),
+    "vercel_ai_sdk": ("Vercel AI SDK (JS)", "ai"),
+    "langgraph": ("LangGraph (JS)", "@langchain/langgraph"),
+    "mastra": ("Mastra (JS)", "@mastra/core"),
+    "openai_agents": ("OpenAI Agents SDK (JS)", "@openai/agents"),
 }
-PACKAGES = {
-    "openai": "openai",
-    "vercel_ai_sdk": "ai",
-    "langgraph": "@langchain/langgraph",
-    "mastra": "@mastra/core",
-    "openai_agents": "@openai/agents",
-}
-"""Folder -> the package whose version is shown."""
+"""Folder -> its row in the table, and the package whose version is shown there."""
 KINDS = {
     "plain": "async",
     "stream": "stream",
@@ -55,14 +48,15 @@ def asynchronous(folder, way):
     return make
 
 
-@pytest.mark.parametrize("folder", ROWS)
+@pytest.mark.parametrize("folder", PROGRAMS)
 async def test_a_program_keeps_every_rule_as_a_child_process(folder):
+    framework, package = PROGRAMS[folder]
     agents = {KINDS[way]: asynchronous(folder, way) for way in WAYS[folder] if way in KINDS}
     if folder in ("openai", "vercel_ai_sdk"):  # the others take several times as long to start
         agents["sync"] = blocking(folder)
-    report = await check_adapter(agents, framework=ROWS[folder], reply=answer)
-    package = json.loads((PAGE.parent / folder / "package.json").read_text())
-    assert_documented(report, package["dependencies"][PACKAGES[folder]])
+    report = await check_adapter(agents, framework=framework, reply=answer)
+    manifest = json.loads((PAGE.parent / folder / "package.json").read_text())
+    assert_documented(report, manifest["dependencies"][package])
 
 
 def test_the_programs_of_the_page_are_trained_unchanged(tmp_path, monkeypatch):
