@@ -33,7 +33,7 @@ def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
     """A function of a task's input, or of the input and the ``RolloutAddress``, is an agent, sync or async."""
     if not callable(agent) or inspect.isclass(agent):
         return None
-    if inspect.isroutine(agent) or not shared:
+    if isinstance(agent, functools.partial) or inspect.isroutine(agent) or not shared:
         return _run_agent(agent)
     return _with_hint(_run_agent(agent), type(agent).__name__)
 

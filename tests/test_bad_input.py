@@ -1,6 +1,7 @@
 """Bad input gets an error that says what happened and what to do, and loses nothing."""
 
 import asyncio
+import functools
 import re
 import socket
 import subprocess
@@ -360,6 +361,17 @@ async def test_an_object_that_rollouts_cannot_share_fails_with_what_to_do(tmp_pa
         "RuntimeError: it is running already (If rollouts can't share a Busy, pass a function without parameters that makes one: "
         "def agent(): return Busy(...))"
     ]
+
+
+async def test_a_partial_function_keeps_nothing_so_its_failures_say_nothing_of_sharing(tmp_path):
+    async def failing(wrong, task):
+        await asyncio.sleep(0.01)
+        raise LookupError(wrong)
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        agent = functools.partial(failing, "not there")
+        [group] = await run.collect(agent, ["x"], group_size=2, allow_no_calls=True)
+    assert [trajectory.error for trajectory in group.trajectories] == ["LookupError: not there"] * 2
 
 
 async def test_what_a_function_without_parameters_made_must_be_an_agent(tmp_path):
