@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import uvicorn
+from http_server import serving_app
 
 from art_server.folders import RunFolders
 from art_server.view import view_app
@@ -49,7 +48,7 @@ class Desk:
         return self.serve(view_app(RunFolders(folder)))
 
     def serve(self, app):
-        return self.servers.enter_context(served(app))
+        return self.servers.enter_context(serving_app(app)) + "/"
 
     def open(self, address, **settings):
         context = self.browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **settings})
@@ -78,17 +77,3 @@ def desk(browser):
         context.close()
     desk.servers.close()
     assert desk.problems == [], desk.problems
-
-
-@contextmanager
-def served(app):
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    listening = server.config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()

@@ -1,18 +1,22 @@
 """Endpoints served over real sockets, for tests."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 
-@contextmanager
-def serving(*routes: BaseRoute) -> Iterator[str]:
+def serving(*routes: BaseRoute) -> AbstractContextManager[str]:
     """Serve Starlette routes from a thread, and give the address of the server."""
-    app = Starlette(routes=routes)
+    return serving_app(Starlette(routes=routes))
+
+
+@contextmanager
+def serving_app(app: Callable) -> Iterator[str]:
+    """Serve an ASGI application from a thread, and give the address of the server."""
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server, sock = uvicorn.Server(config), config.bind_socket()
     sock.listen()  # so that nothing is refused before the thread has begun
