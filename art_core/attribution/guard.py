@@ -29,7 +29,7 @@ USE_ADDRESS = (
     "take a second argument and use address.base_url"
 )
 LET_IT_GO = "if the call should go there, name its model in passthrough=, or make it inside art_core.exempt()"
-TO_DO = f"{USE_ADDRESS}; {LET_IT_GO}"
+TO_DO = f"if docs/dialects.md lists this API, {USE_ADDRESS}; {LET_IT_GO}"
 OTHER_API = f"no installed dialect answers this API: docs/dialects.md lists all, and what to install; {LET_IT_GO}"
 _checked: ContextVar[bool] = ContextVar("art_checked", default=False)
 """Whether this context is sending a request that may leave, so that the layers below need not check it again."""

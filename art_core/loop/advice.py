@@ -71,7 +71,7 @@ def say_elsewhere(when: str, groups: Sequence[Group], screen: Display) -> None:
     """Print how many model calls did not reach the policy: each time if they were refused, once if they were meant to pass."""
     if refused := why_elsewhere(groups, "refused"):
         screen.say(f"{when}: {refused}")
-        screen.say_once(f"to capture such calls, {TO_DO}")
+        screen.say_once(f"to capture such calls: {TO_DO}")
     if passed := why_elsewhere(groups, "passed"):
         screen.say_once(f"{when}: {passed}", about="passed")
 

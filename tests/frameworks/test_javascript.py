@@ -8,8 +8,7 @@ from doc_blocks import blocks_of
 from node_programs import NODE, ONLY_HERE, ROOT, WAYS, answer, output_of, output_of_blocking
 
 import art_core as art
-from art_core.testing import check_adapter
-from framework_table import assert_documented
+from framework_table import assert_documented, check_programs
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -54,7 +53,7 @@ async def test_a_program_keeps_every_rule_as_a_child_process(folder):
     agents = {KINDS[way]: asynchronous(folder, way) for way in WAYS[folder] if way in KINDS}
     if folder in ("openai", "vercel_ai_sdk"):  # the others take several times as long to start
         agents["sync"] = blocking(folder)
-    report = await check_adapter(agents, framework=framework, reply=answer)
+    report = await check_programs(agents, framework=framework, reply=answer)
     manifest = json.loads((PAGE.parent / folder / "package.json").read_text())
     assert_documented(report, manifest["dependencies"][package])
 

@@ -16,7 +16,7 @@ from claude_agent_sdk import (
 
 import art_claude_agent
 from art_core.testing import check_adapter, scripted_reply
-from framework_table import City, assert_documented, failing, threaded
+from framework_table import City, assert_documented, check_programs, failing, threaded
 
 MINIMAL = ClaudeAgentOptions(system_prompt="Answer briefly.", tools=[], setting_sources=[])
 
@@ -96,7 +96,7 @@ async def test_agents_keep_every_rule_of_an_adapter():
     agents = {"sync": blocking, "async": asynchronous, "stream": streaming, "tools": with_tools}
     agents |= {"threads": threaded(blocking), "nested agents": delegating, "failing": failing(asynchronous)}
     checked = {"framework": "Claude Agent SDK", "plugin": art_claude_agent, "packages": {"claude_agent_sdk"}}
-    assert_documented(await check_adapter(agents, **checked, agent_names={"main"}))
+    assert_documented(await check_programs(agents, **checked, agent_names={"main"}))
 
 
 async def test_default_options_with_all_their_tools_are_answered(tmp_path):
