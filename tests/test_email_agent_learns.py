@@ -8,6 +8,9 @@ from bench.judge_server import serving
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
+# The demo's learning rate falls over its last ten steps: of six it would leave half.
+SHORT = {"steps": 6, "decay_steps": 0}
+
 
 def rise(report):
     """Return the rise of success at temperature 1 plus that at the agent's own: one alone has an interval of 15 to 30 points."""
@@ -20,9 +23,9 @@ def rise(report):
 def test_the_email_agent_gets_visibly_better(tmp_path):
     from examples.email_search.train import run
 
-    report = run(steps=6, run_dir=tmp_path / "run", eval_tasks=100).report
+    report = run(**SHORT, run_dir=tmp_path / "run", eval_tasks=100).report
     assert 0.10 <= report["before"]["success"] <= 0.40
-    assert rise(report) > 2 * 0.15  # measured on 40 tasks: 0.78 and 0.93
+    assert rise(report) > 2 * 0.15  # measured with three seeds: 0.61, 0.73, 0.63
 
 
 def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
@@ -32,7 +35,7 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     with serving(scripted_judge.judge) as server:
         monkeypatch.setenv("OPENAI_API_BASE", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "a judge's key")
-        report = run(steps=6, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=40).report
+        report = run(**SHORT, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=40).report
     assert server.asked >= 6 * 4
     assert report["reward"] == "ruler openai/scripted"
     assert report["account"]["judge/requests"] == server.asked
