@@ -28,7 +28,9 @@ DISTRIBUTIONS = {
     "LiteLLM": "litellm",
     "Anthropic client": "anthropic",
     "google-genai": "google-genai",
+    "google-genai, Vertex AI": "google-genai",
     "Ollama client": "ollama",
+    "boto3, Bedrock Converse": "boto3",
     "CrewAI": "crewai",
     "ADK, Gemini": "google-adk",
     "ADK, LiteLLM": "google-adk",
@@ -42,6 +44,7 @@ DISTRIBUTIONS = {
     "Deep Agents": "deepagents",
     "Claude Agent SDK": "claude-agent-sdk",
     "Strands": "strands-agents",
+    "Strands, Bedrock": "strands-agents",
 }
 """Framework -> what is installed of it. Those that are missing here are called as their distribution is."""
 WRITE = os.environ.get("WRITE_FRAMEWORKS") == "1"

@@ -1,10 +1,12 @@
 """Made-up dialects beside chat completions: their answers, errors and raw prompts."""
 
+import time
+
 import httpx
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat
 
-from art_core.capture import Dialect
+from art_core.capture import Dialect, Paths
 from art_core.serving import ServingProxy
 
 
@@ -98,3 +100,21 @@ async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded():
         url = await serving.open("r1")
         response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})
     assert (response.status_code, recorder.calls) == (500, [])
+
+
+@pytest.mark.parametrize("part", ["/v1", "/models/", "/models/x", "/a"])
+def test_a_path_of_many_parts_is_matched_at_once(part):
+    paths = Paths(["/{any}/models/{model}:ask"])
+    began = time.process_time()
+    assert paths.split("/rollouts/r" + part * 15_000) is None
+    assert time.process_time() - began < 2
+
+
+def test_a_models_name_may_have_slashes_and_other_parts_may_not():
+    paths = Paths(["/in/{place}/models/{model}:ask", "/models/{model}:ask"])
+    assert paths.split("/rollouts/a/b/v1/v1beta1/in/x/models/y/z:ask") == (
+        "a/b",
+        "/in/{place}/models/{model}:ask",
+        "y/z",
+    )
+    assert paths.split("/rollouts/a/v1/in/x/y/models/z:ask") == ("a/v1/in/x/y", "/models/{model}:ask", "z")

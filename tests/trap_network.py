@@ -27,6 +27,8 @@ KEYS = {
     "ANTHROPIC_API_KEY": "sk-ant-api03-" + "Cd5" * 30,
     "GEMINI_API_KEY": "AIza" + "Ef7" * 12,
     "GROQ_API_KEY": "gsk_" + "Gh9" * 17,
+    # With a key of its own a request is not signed, whose signatures differ from second to second.
+    "AWS_BEARER_TOKEN_BEDROCK": "bedrock-api-key-" + "Ij2" * 30,
 }
 _authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
 _folder = tempfile.TemporaryDirectory()
@@ -35,7 +37,7 @@ AUTHORITY = Path(_folder.name) / "authority.pem"
 _authority.cert_pem.write_to_path(AUTHORITY)
 # Every HTTP client reads all authorities when it is made: 25 ms, though most talk to 127.0.0.1 without TLS. One takes less
 # than 1 ms. Child processes inherit the variables.
-os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "REQUESTS_CA_BUNDLE": str(AUTHORITY)}
+os.environ |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"), str(AUTHORITY))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ HOSTS = re.compile(
 PATHS = re.compile(
     r"""/(chat/completions | completions | responses(/compact|/input_tokens)? | chat | runs
         | v1/messages(/count_tokens|/batches)? | api/generate | v1/generate | conversations)
-    | /models/(?P<google>[^/]+):(generateContent|streamGenerateContent|countTokens|rawPredict|streamRawPredict)
+    | /(models|endpoints(?=.+Content))/(?P<google>[^/]+):(generateContent|streamGenerateContent|countTokens|(r|streamR)awPredict)
     | /model/(?P<bedrock>[^/]+)/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
     re.VERBOSE,
 )

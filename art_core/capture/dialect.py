@@ -58,14 +58,14 @@ CHAT_COMPLETIONS = Dialect()
 class Paths:
     """The paths at a rollout's address. Clients may or may not have ``/v1`` in their base URL; some add it again.
 
-    ``{model}`` in one stands for a model's name.
+    ``{model}`` stands for a model's name, which may have slashes, other names in braces for a segment. The first match counts.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._patterns = {
-            path: re.compile(f"/rollouts/(.*?)(?:/v1(?:beta)?)*{re.escape(path).replace(MODEL, '([^/]+)')}", re.DOTALL)
-            for path in paths
-        }
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        for path in paths:
+            pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path).replace(MODEL, "([^/]+(?:/[^/]+){0,3})"))
+            self._patterns[path] = re.compile(f"/rollouts/(.*?)(?:/v1(?:beta1?)?){{0,4}}{pattern}", re.DOTALL)
 
     def split(self, path: str) -> tuple[str, str, str | None] | None:
         """Return the rollout's id, the one of the paths that this is, and the model in it. None for other paths."""

@@ -114,7 +114,7 @@ class PlainProvider:
                 return StreamingResponse(events, media_type=dialect.media_type, headers=_CLOSE)
             return JSONResponse(dialect.from_chat(body, for_client(await self._engine.chat(chat))), headers=_CLOSE)
         except UpstreamError as error:
-            refusal = {"error": {"message": str(error), "code": error.code}}
+            refusal = dialect.error(str(error), error.status, error.code)
             return JSONResponse(refusal, status_code=error.status, headers=_CLOSE)
 
 

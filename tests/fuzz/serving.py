@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable
+import struct
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -57,9 +60,13 @@ class Reply:
     stream: bool
     body: bytes
     calls: tuple[Call, ...]
+    framed: bool = False
+    """Whether the stream has Amazon's framing."""
 
     def events(self) -> list[Any]:
         """Return the data of a stream's events as JSON, the end mark left out."""
+        if self.framed:
+            return list(_framed(self.body))
         if b"\n\n" not in self.body:
             assert self.body.endswith(b"\n")
             return [json.loads(line) for line in self.body.splitlines()]
@@ -91,8 +98,20 @@ async def ask(
     assert start["type"] == "http.response.start" and not parts[-1].get("more_body")
     head = dict(start["headers"])
     content = b"".join(part["body"] for part in parts)
-    stream = head[b"content-type"].startswith((b"text/event", b"application/x-ndjson"))
-    return Reply(start["status"], stream, content, tuple(recorder.calls))
+    framed = head[b"content-type"] == b"application/vnd.amazon.eventstream"
+    stream = framed or head[b"content-type"].startswith((b"text/event", b"application/x-ndjson"))
+    return Reply(start["status"], stream, content, tuple(recorder.calls), framed)
+
+
+def _framed(body: bytes) -> Iterator[Any]:
+    """Yield the data of Amazon's messages, whose lengths and sums must be right."""
+    while body:
+        length, of_headers, checksum = struct.unpack(">III", body[:12])
+        message, body = body[:length], body[length:]
+        assert checksum == zlib.crc32(message[:8]) and len(message) == length
+        assert struct.unpack(">I", message[-4:])[0] == zlib.crc32(message[:-4])
+        told = json.loads(message[12 + of_headers : -4])
+        yield json.loads(base64.b64decode(told["bytes"])) if "bytes" in told else told
 
 
 async def _messages(body: bytes) -> AsyncIterator[JsonDict]:

@@ -18,7 +18,8 @@ __all__ = ["redirect_clients"]
 CHAT = "/chat/completions"
 TRANSLATED = re.compile(
     r"""/(completions | responses(/input_tokens)? | v1/messages(/count_tokens)? | api/chat)
-    | /models/[^/]+:(generateContent|streamGenerateContent|countTokens)""",
+    | /(models|endpoints)/[^/]+:(generateContent|streamGenerateContent|countTokens)
+    | /model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
     re.VERBOSE,
 )
 """Ends of the paths that art-gateway translates."""
@@ -51,7 +52,8 @@ def path_of(path: str) -> str | None:
     end = re.search(f"(?:{TRANSLATED.pattern})$", path, re.VERBOSE)
     if end is None or path.endswith(UNLIKE) or not _gateway():
         return None
-    return end[0].removeprefix("/v1")
+    # A tuned model of Vertex AI is at an endpoint.
+    return end[0].removeprefix("/v1").replace("/endpoints/", "/models/")
 
 
 @functools.cache

@@ -350,7 +350,7 @@ async def test_every_dialect_of_the_gateway_is_reached(run, path, content):
 
 
 async def test_what_no_dialect_answers_is_refused(run):
-    url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/some.model/converse"
+    url = "https://aiplatform.googleapis.com/v1/projects/p/publishers/anthropic/models/some.model:rawPredict"
     trajectory = await rolled_out(run, lambda: httpx.post(url, json={"messages": []}))
     assert "some.model" in trajectory.error and "was refused before it left" in trajectory.error
 

@@ -1,10 +1,15 @@
 """SDKs that have no plugin of their own keep every rule of an adapter."""
 
+import asyncio
+import json
+
 import anthropic
+import boto3
 import ollama
 import pytest
 from google import genai
 from google.genai import types as genai_types
+from google.oauth2.credentials import Credentials
 
 import art_http
 from art_core.testing import check_adapter
@@ -75,48 +80,120 @@ class AnthropicAgents:
 
 
 class GenaiAgents:
-    @staticmethod
-    def client(base_url):
+    @classmethod
+    def client(cls, base_url):
         return genai.Client(api_key="k", http_options=genai_types.HttpOptions(base_url=base_url))
 
-    @staticmethod
-    def blocking(base_url):
+    @classmethod
+    def blocking(cls, base_url):
         def agent(text):
-            with GenaiAgents.client(base_url) as client:
+            with cls.client(base_url) as client:
                 return client.models.generate_content(model="m", contents=text).text
 
         return agent
 
-    @staticmethod
-    def asynchronous(base_url, **config):
+    @classmethod
+    def asynchronous(cls, base_url, **config):
         async def agent(text):
-            async with GenaiAgents.client(base_url).aio as client:
+            async with cls.client(base_url).aio as client:
                 return (await client.models.generate_content(model="m", contents=text, config=config)).text
 
         return agent
 
-    @staticmethod
-    def streaming(base_url):
+    @classmethod
+    def streaming(cls, base_url):
         async def agent(text):
-            async with GenaiAgents.client(base_url).aio as client:
+            async with cls.client(base_url).aio as client:
                 parts = await client.models.generate_content_stream(model="m", contents=text)
                 return "".join([part.text or "" async for part in parts])
 
         return agent
 
-    @staticmethod
-    def with_tools(base_url):
+    @classmethod
+    def with_tools(cls, base_url):
         async def agent(text):
-            async with GenaiAgents.client(base_url).aio as client:
+            async with cls.client(base_url).aio as client:
                 # The client runs the tool, and asks again with its result.
                 chat = client.chats.create(model="m", config={"tools": [rain]})
                 return (await chat.send_message(text)).text
 
         return agent
 
+    @classmethod
+    def structured(cls, base_url):
+        return cls.asynchronous(base_url, response_mime_type="application/json", response_schema=City)
+
+
+class VertexAgents(GenaiAgents):
+    @classmethod
+    def client(cls, base_url):
+        options = genai_types.HttpOptions(base_url=base_url)
+        credentials = Credentials("token")
+        return genai.Client(
+            vertexai=True, project="p", location="europe-west1", credentials=credentials, http_options=options
+        )
+
+
+class BedrockAgents:
+    @staticmethod
+    def asker(base_url, **options):
+        client = boto3.Session().client("bedrock-runtime", "us-east-1", endpoint_url=base_url)
+        return lambda messages: client.converse(modelId="m", messages=messages, **options)["output"]["message"]
+
+    @staticmethod
+    def blocking(base_url, **options):
+        ask = BedrockAgents.asker(base_url, **options)
+        return lambda text: ask([said_by_user(text)])["content"][0]["text"]
+
+    @staticmethod
+    def asynchronous(base_url, **options):
+        # boto3 has no client for coroutines.
+        ask = BedrockAgents.blocking(base_url, **options)
+
+        async def agent(text):
+            return await asyncio.to_thread(ask, text)
+
+        return agent
+
+    @staticmethod
+    def streaming(base_url):
+        client = boto3.Session().client("bedrock-runtime", "us-east-1", endpoint_url=base_url)
+
+        def agent(text):
+            events = client.converse_stream(modelId="m", messages=[said_by_user(text)])["stream"]
+            deltas = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
+            return "".join(delta["text"] for delta in deltas)
+
+        return agent
+
+    @staticmethod
+    def with_tools(base_url):
+        spec = {"name": "rain", "description": "Tell the weather.", "inputSchema": {"json": TOOL["input_schema"]}}
+        ask = BedrockAgents.asker(base_url, toolConfig={"tools": [{"toolSpec": spec}]})
+
+        def agent(text):
+            messages = [said_by_user(text)]
+            while True:
+                message = ask(messages)
+                calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+                if not calls:
+                    return message["content"][0]["text"]
+                results = [
+                    {"toolUseId": call["toolUseId"], "content": [{"text": rain(**call["input"])}]} for call in calls
+                ]
+                messages += [message, {"role": "user", "content": [{"toolResult": result} for result in results]}]
+
+        return agent
+
     @staticmethod
     def structured(base_url):
-        return GenaiAgents.asynchronous(base_url, response_mime_type="application/json", response_schema=City)
+        schema = {"jsonSchema": {"schema": json.dumps(City.model_json_schema())}}
+        form = {"textFormat": {"type": "json_schema", "structure": schema}}
+        return BedrockAgents.blocking(base_url, outputConfig=form)
+
+
+def said_by_user(text):
+    return {"role": "user", "content": [{"text": text}]}
 
 
 class OllamaAgents:
@@ -164,7 +241,13 @@ class OllamaAgents:
         return OllamaAgents.asynchronous(base_url, format=City.model_json_schema())
 
 
-SDKS = {"Anthropic client": AnthropicAgents, "google-genai": GenaiAgents, "Ollama client": OllamaAgents}
+SDKS = {
+    "Anthropic client": AnthropicAgents,
+    "google-genai": GenaiAgents,
+    "google-genai, Vertex AI": VertexAgents,
+    "Ollama client": OllamaAgents,
+    "boto3, Bedrock Converse": BedrockAgents,
+}
 
 
 @pytest.mark.system
@@ -172,7 +255,7 @@ SDKS = {"Anthropic client": AnthropicAgents, "google-genai": GenaiAgents, "Ollam
 @pytest.mark.parametrize("sdk", SDKS)
 @pytest.mark.usefixtures("trap_network")
 async def test_agents_with_this_sdk_keep_every_rule_of_an_adapter(sdk):
-    packages, of = {"anthropic", "google", "ollama"}, SDKS[sdk]
+    packages, of = {"anthropic", "boto3", "google", "ollama"}, SDKS[sdk]
     agents = agents_of(of.asynchronous, of.blocking, of.streaming)
     agents |= {"tools": of.with_tools, "structured output": of.structured}
     assert_documented(await check_adapter(agents, framework=sdk, plugin=art_http, packages=packages))

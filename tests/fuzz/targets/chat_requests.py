@@ -114,10 +114,33 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
         "tools": [TOOL], "format": {"type": "object"}, "think": "low",
         "options": {"num_predict": -1, "num_ctx": 8, "repeat_penalty": 1.1, "stop": ["a"], "temperature": 0.5},
     }),
+    ("/model/m/converse", {
+        "system": [{"text": "s"}, {"cachePoint": {"type": "default"}}],
+        "messages": [
+            {"role": "user", "content": [{"text": "a"}]},
+            {"role": "assistant", "content": [
+                {"reasoningContent": {"reasoningText": {"text": "a", "signature": ""}}},
+                {"toolUse": {"toolUseId": "c", "name": "f", "input": {"a": 1}}}]},
+            {"role": "user", "content": [{"toolResult": {"toolUseId": "c", "content": [{"json": {"b": 1}}, {"text": "c"}],
+                                                         "status": "error"}}]},
+        ],
+        "inferenceConfig": {"maxTokens": 4, "topP": 0.9, "stopSequences": ["x"]},
+        "toolConfig": {"tools": [{"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object"}}}}],
+                       "toolChoice": {"any": {}}},
+        "additionalModelRequestFields": {"thinking": {"type": "enabled"}, "top_k": 3}, "requestMetadata": {"a": "b"},
+    }),
+    ("/model/m/converse", {
+        "messages": [{"role": "user", "content": [{"text": "a"}]}],
+        "outputConfig": {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": {"schema": "{}"}}},
+                         "effort": "low"},
+    }),
+    ("/model/m/invoke", {"anthropic_version": "bedrock-2023-05-31", "max_tokens": 9,
+                         "messages": [{"role": "user", "content": "a"}]}),
 )  # fmt: skip
 PIECES = ('{"messages":', '[{"role":"user","content":"a"}]', "}", '"stream":true', ",", "é", "\ud83d",
 '{"prompt":"a"}', "[" * 300, "NaN",
           "\xff", "1e999", "9" * 400, '"\\ud800"', '{"model":')  # fmt: skip
+STREAMS = {"/model/m/converse": "-stream", "/model/m/invoke": "-with-response-stream"}
 SEEDS = [
     *(bytes([kind, 0]) for kind in range(len(ASKED))),
     b"\xff\x00" + bytes([128, 129, 132, 131, 130]),
@@ -148,6 +171,8 @@ def one_input(data: bytes) -> None:
 def _whole_and_streamed(path: str, body: Any) -> list[tuple[str, bytes]]:
     if path.startswith("/models/"):
         return [(path, written(body)), (path.replace(":generate", ":streamGenerate"), written(body))]
+    if path.startswith("/model/"):
+        return [(path, written(body)), (path + STREAMS[path], written(body))]
     if not isinstance(body, dict):
         return [(path, written(body))]
     return [(path, written({**body, "stream": stream})) for stream in (False, True)]
@@ -158,6 +183,9 @@ def _check(path: str, body: bytes, reply: Reply) -> None:
     if reply.status == 400 or _failed(path, reply):
         assert not reply.calls
         told = json.loads(reply.body) if reply.status == 400 else reply.events()[-1]
+        if path.startswith("/model/"):
+            assert told["message"] and (reply.status != 400 or told["__type"] == "ValidationException")
+            return
         error = told["error"]
         if path == "/v1/messages":
             assert told["type"] == "error" and error["type"] == "invalid_request_error" and error["message"]
@@ -180,7 +208,8 @@ def _check(path: str, body: bytes, reply: Reply) -> None:
     if path == "/v1/chat/completions":
         _check_chat(asked, reply)
     else:
-        assert SAID.encode() in reply.body or b'"f"' in reply.body or reply.calls[0].response.get("tool_calls")
+        told = json.dumps(reply.events()) if reply.framed else reply.body.decode()
+        assert SAID in told or '"f"' in told or reply.calls[0].response.get("tool_calls")
 
 
 def _check_chat(asked: dict[str, Any], reply: Reply) -> None:
@@ -201,7 +230,7 @@ def _keys(told: dict[str, Any]) -> set[str]:
 
 
 def _failed(path: str, reply: Reply) -> bool:
-    return reply.stream and b'"error"' in reply.body and not reply.calls
+    return reply.stream and (b'"error"' in reply.body or b"Exception" in reply.body) and not reply.calls
 
 
 def _plain(call: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from art_core.capture import Dialect
 from art_core.types import JsonDict
 
@@ -10,18 +13,22 @@ UNCOUNTED = ("stream", "stream_options", "tool_choice", "response_format")
 
 
 class Counting(Dialect):
-    """Counts the prompts of a dialect's requests. Its answers are ``answer`` and the number as ``name``."""
+    """Counts the prompts of a dialect's requests. Its answers are ``answer`` and the number as ``name``.
+
+    ``within`` are the names of the fields that a whole request is in, if the body is more than a conversation.
+    """
 
     counts_tokens = True
 
-    def __init__(self, dialect: Dialect, name: str, **answer: str) -> None:
-        self._dialect, self._name, self._answer = dialect, name, answer
+    def __init__(self, dialect: Dialect, name: str, within: Sequence[str] = (), **answer: str) -> None:
+        self._dialect, self._name, self._within, self._answer = dialect, name, tuple(within), answer
         self.error = dialect.error
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request of the prompt that ``body`` asks about."""
-        # Gemini's, if it has more than a conversation.
-        whole = body.get("generateContentRequest")
+        whole: Any = body
+        for name in self._within:
+            whole = whole.get(name) if isinstance(whole, dict) else None
         request = self._dialect.to_chat(whole if isinstance(whole, dict) else body)
         return {name: value for name, value in request.items() if name not in UNCOUNTED}
 

@@ -23,6 +23,7 @@ from art_gateway.dialects.reading import (
     schema_format,
     text_of,
     written,
+    written_value,
 )
 from art_gateway.dialects.tool_calls import ToolCalls
 
@@ -164,11 +165,6 @@ def _result(response: JsonDict) -> str:
             value = response[name]
             return prefix + (value if isinstance(value, str) else written_value(value))
     return written_value(response)
-
-
-def written_value(value: Any) -> str:
-    """Return JSON as templates write it."""
-    return written({"value": value})[len('{"value": ') : -1]
 
 
 def _part(part: JsonDict) -> JsonDict:

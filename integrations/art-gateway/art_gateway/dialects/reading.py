@@ -109,6 +109,11 @@ def written(value: JsonDict) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def written_value(value: Any) -> str:
+    """Return JSON as templates write it."""
+    return written({"value": value})[len('{"value": ') : -1]
+
+
 def as_object(arguments: str) -> JsonDict:
     """Return the arguments as an object; text that isn't one, or changes when sent as one, goes under ``INVALID_JSON``."""
     try:

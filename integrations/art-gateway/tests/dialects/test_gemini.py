@@ -6,6 +6,7 @@ import base64
 import pytest
 from google import genai
 from google.genai import errors, types
+from google.oauth2.credentials import Credentials
 from pydantic import BaseModel
 
 # Google's client derives a class from aiohttp's, which warns.
@@ -55,6 +56,21 @@ async def test_the_address_is_taken_with_and_without_its_v1(opened):
                 await client.models.generate_content(model="models/m", contents="Hi")
         assert desk.all_recorded(3)
         assert {request["model"] for request in desk.engine.requests} == {"m"}
+
+
+@pytest.mark.parametrize("place", [{"project": "p", "location": "global"}, {"api_key": "express"}])
+async def test_vertex_ai_is_answered_at_the_same_address(opened, place):
+    async with opened("Hello.") as desk:
+        key = {} if "api_key" in place else {"credentials": Credentials("token")}
+        for url in (desk.url, desk.url.removesuffix("/v1")):
+            options = types.HttpOptions(base_url=url)
+            async with genai.Client(vertexai=True, http_options=options, **key, **place).aio as client:
+                parts = await client.models.generate_content_stream(model="gemini-m", contents="Hi")
+                assert "".join([part.text async for part in parts]) == "Hello."
+                await client.models.generate_content(model="gemini-m", contents="Hi")
+                counted = await client.models.count_tokens(model="gemini-m", contents="Hi")
+                assert counted.total_tokens == len(desk.calls[-1].prompt_ids)
+        assert len(desk.calls) == 4 and {call.request["model"] for call in desk.calls} == {"gemini-m"}
 
 
 async def test_a_chat_with_tools_that_run_by_themselves_is_recorded_turn_by_turn(opened, two_calls, chat_tool):

@@ -81,6 +81,41 @@ VALID = {
             "thinkingConfig": {"thinkingBudget": 0, "thinkingLevel": "LOW", "includeThoughts": True},
         },
     },
+    "/model/{model}/converse": {
+        "system": [{"text": "a"}, {"cachePoint": {"type": "default"}}],
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"text": "a"}, {"image": {"format": "png", "source": {"bytes": "aaaa"}}}],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"reasoningContent": {"reasoningText": {"text": "a", "signature": "s"}}},
+                    {"toolUse": {"toolUseId": "c", "name": "f", "input": {"a": 1}}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"toolResult": {"toolUseId": "c", "content": [{"json": {"a": 1}}], "status": "error"}}],
+            },
+        ],
+        "inferenceConfig": {"maxTokens": 4, "temperature": 0.5, "topP": 0.9, "stopSequences": ["x"]},
+        "toolConfig": {
+            "tools": [{"toolSpec": {"name": "f", "inputSchema": {"json": {}}}}, {"cachePoint": {"type": "default"}}],
+            "toolChoice": {"tool": {"name": "f"}},
+        },
+        "outputConfig": {
+            "textFormat": {"type": "json_schema", "structure": {"jsonSchema": {"schema": "{}", "name": "n"}}},
+            "effort": "low",
+        },
+        "additionalModelRequestFields": {"thinking": {"type": "enabled"}, "top_k": 3},
+    },
+    "/model/{model}/invoke": {
+        "anthropic_version": "bedrock-2023-05-31",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 9,
+    },
     "/api/chat": {
         "model": "m",
         "messages": [

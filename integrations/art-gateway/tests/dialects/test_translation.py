@@ -20,6 +20,7 @@ from openai.types.responses import response_create_params
 from art_core.errors import UpstreamError
 from art_gateway import dialects
 from art_gateway.dialects import messages, responses
+from art_gateway.dialects.bedrock import Converse
 from art_gateway.dialects.completions import Completions
 from art_gateway.dialects.conversations import Cache, Conversations
 from art_gateway.dialects.gemini import Gemini
@@ -111,6 +112,22 @@ def test_a_conversation_through_messages_is_the_conversation_in_chat(chat):
             turns.append({"role": "user", "content": [block]})
         else:
             turns.append(message)
+    assert dialect.to_chat({"messages": turns})["messages"] == chat
+
+
+@settings(deadline=None)
+@given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
+def test_a_conversation_through_converse_is_the_conversation_in_chat(chat):
+    dialect, turns = Converse(), []
+    for message in chat:
+        if message["role"] == "assistant":
+            turns.append(dialect.from_chat({}, completion(message))["output"]["message"])
+            ids = iter([block["toolUse"]["toolUseId"] for block in turns[-1]["content"] if "toolUse" in block])
+        elif message["role"] == "tool":
+            result = {"toolUseId": next(ids), "content": [{"text": message["content"]}]}
+            turns.append({"role": "user", "content": [{"toolResult": result}]})
+        else:
+            turns.append({"role": "user", "content": [{"text": message["content"]}]})
     assert dialect.to_chat({"messages": turns})["messages"] == chat
 
 
