@@ -102,12 +102,15 @@ def proxied() -> Iterator[list[str]]:
         server.server_close()
 
 
-def two_steps(agent: object, tasks: list[Any], reply: Reply, folder: Path, **settings: Any) -> list[art.Trajectory]:
-    """Train for two steps, check that nothing is missing, and return the rollouts."""
+def two_steps(agent: object, task: str, reply: Reply, folder: Path, **settings: Any) -> list[art.Trajectory]:
+    """Train for two steps of two rollouts, check that nothing is missing, and return the rollouts.
+
+    Not more, because the prompts have thousands of tokens, and each answer is scored with all of its prompt.
+    """
     with proxied() as asked, mock.patch.object(engine, "MAX_SCORED", 16_384):
-        shape = {"tasks_per_step": len(tasks), "group_size": 2, "max_concurrent": 4, "learning_rate": 1e-3}
+        shape = {"tasks_per_step": 1, "group_size": 2, "max_concurrent": 2, "learning_rate": 1e-3}
         result = art.train_sync(
-            agent, tasks, model="tiny", engine=ScriptedModel(reply), learner="torch", steps=2, run_dir=folder,
+            agent, [task], model="tiny", engine=ScriptedModel(reply), learner="torch", steps=2, run_dir=folder,
             progress=False, **shape, **settings,
         )  # fmt: skip
         audited = audit(folder)

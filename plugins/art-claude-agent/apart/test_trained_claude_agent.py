@@ -45,9 +45,8 @@ def test_two_steps_train_the_agent_and_its_sub_agent_but_no_side_calls(tmp_path,
         cwd=tmp_path,
         env={"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1", **elsewhere},
     )
-    tasks = ["Weather in Rome?", "Does it rain in Rome?"]
     nodes = {"train_nodes": ["main", "subagent"], "other_nodes": "policy"}
-    rollouts = two_steps(agent, tasks, reply, tmp_path / "run", reward=lambda it: len(it.output), **nodes)
+    rollouts = two_steps(agent, "Weather in Rome?", reply, tmp_path / "run", reward=lambda it: len(it.output), **nodes)
     callers = ["main", "subagent", "subagent", "main", "auxiliary"]
-    assert [[call.agent for call in it.calls] for it in rollouts] == [callers] * 8
+    assert [[call.agent for call in it.calls] for it in rollouts] == [callers] * 4
     assert all("rain in Rome" in str(it.calls[2].request["messages"]) for it in rollouts)

@@ -36,8 +36,8 @@ def reply(request):
 def test_two_steps_train_the_agent_and_its_researcher(tmp_path):
     model = ChatOpenAI(model="gpt-5.6-luna", api_key="unused", base_url="http://127.0.0.1:9")
     agent = create_deep_agent(model, system_prompt="Delegate research.", subagents=[RESEARCHER])
-    tasks = ["How often does it rain in Rome?", "Is Rome wet?"]
-    rollouts = two_steps(agent, tasks, reply, tmp_path, reward=lambda it: len(it.calls[-1].response["content"]))
+    task = "How often does it rain in Rome?"
+    rollouts = two_steps(agent, task, reply, tmp_path, reward=lambda it: len(it.calls[-1].response["content"]))
     researcher = "tools/researcher/model"
-    assert [[call.agent for call in it.calls] for it in rollouts] == [["model", researcher, researcher, "model"]] * 8
+    assert [[call.agent for call in it.calls] for it in rollouts] == [["model", researcher, researcher, "model"]] * 4
     assert all("79 rainy days" in str(it.calls[2].request["messages"]) for it in rollouts)
