@@ -215,7 +215,9 @@ def test_capture_fields_are_hidden_from_clients():
         "choices": [{**choice, "token_ids": [1], "token_logprobs": [0.0], "forced": []}],
     }
     assert for_client(answer) == {"id": "x", "model": "m", "choices": [choice], "service_tier": None}
-    assert for_client(answer, "q")["id"] == "chatcmpl-q"
+    assert for_client(answer, Recording({}, "q"))["id"] == "chatcmpl-q"
+    asked = for_client(answer, Recording({"return_token_ids": True}, "q"))
+    assert (asked["prompt_token_ids"], asked["choices"]) == ([1], [{**choice, "token_ids": [1]}])
     assert for_client({"usage": {}}) == {"usage": {}, "choices": [], "service_tier": None}
 
 

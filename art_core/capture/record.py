@@ -12,8 +12,8 @@ from art_core.capture.shape import check_answer
 from art_core.errors import UpstreamError
 from art_core.types import Call, FinishReason, JsonDict
 
-HIDDEN = frozenset({"prompt_token_ids", "policy_version", "logprobs_temperature"})
-HIDDEN_IN_CHOICES = frozenset({"token_ids", "token_logprobs", "forced"})
+TOKEN_IDS = frozenset({"prompt_token_ids", "token_ids"})
+HIDDEN = TOKEN_IDS | {"policy_version", "logprobs_temperature", "token_logprobs", "forced"}
 ANSWER = "chatcmpl-"
 """An answer's id is this prefix and the request's id."""
 SAMPLED_FIELDS = ("content", "tool_calls", "reasoning_content", "reasoning")
@@ -42,20 +42,20 @@ def _numbers(name: str, kind: str, values: Sequence[object]) -> list:
     return numbers
 
 
-def for_client(answer: JsonDict, request_id: str | None = None) -> JsonDict:
+def for_client(answer: JsonDict, recording: Recording | None = None) -> JsonDict:
     """Return a completion or chunk as OpenAI would send it, without the fields that are only for capture.
 
-    The answer's id becomes ``ANSWER`` and the ``request_id``, if set, so that clients can find its calls in the store.
+    Its id becomes ``ANSWER`` and the recorded request's id, so that clients can find its calls in the store. If the request
+    has ``return_token_ids``, the ids stay, as with vLLM.
     """
+    hidden = HIDDEN - TOKEN_IDS if recording and recording.request.get("return_token_ids") else HIDDEN
     # Some clients read the tier, which engines leave out.
-    visible_answer = {"service_tier": None} | {key: value for key, value in answer.items() if key not in HIDDEN}
-    if request_id is not None:
-        visible_answer["id"] = f"{ANSWER}{request_id}"
-    visible_answer["choices"] = [
-        {key: value for key, value in choice.items() if key not in HIDDEN_IN_CHOICES}
-        for choice in answer.get("choices") or ()
-    ]
-    return visible_answer
+    visible = {"service_tier": None} | {key: value for key, value in answer.items() if key not in hidden}
+    if recording:
+        visible["id"] = f"{ANSWER}{recording.request_id}"
+    choices = answer.get("choices") or ()
+    visible["choices"] = [{key: choice[key] for key in choice if key not in hidden} for choice in choices]
+    return visible
 
 
 @dataclass

@@ -249,7 +249,7 @@ class CaptureApp:
         if not recording.choices or any("message" not in choice for choice in completion["choices"]):
             raise no_token_ids("it has no message")
         # Translated before it is recorded, because a client never gets an answer that can't be translated.
-        answer = call.exchange.dialect.from_chat(call.body, for_client(completion, recording.request_id))
+        answer = call.exchange.dialect.from_chat(call.body, for_client(completion, recording))
         await self._commit(call)
         await call.exchange.answer(200, answer)
 
@@ -293,7 +293,7 @@ class CaptureApp:
             ):
                 async for chunk in answer:
                     recording.add(chunk)
-                    chunks.put_nowait(for_client(chunk, recording.request_id))
+                    chunks.put_nowait(for_client(chunk, recording))
                     self.activity.note_progress()
                     if self._call_timeout is not None:
                         limit.reschedule(asyncio.get_running_loop().time() + self._call_timeout)

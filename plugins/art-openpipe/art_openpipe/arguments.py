@@ -29,7 +29,6 @@ REFUSED = {
     "kl_ref_adapter_path": "the reference of the KL term is the start weights; remove it",
     "kl_penalty_reference_step": "the reference of the KL term is the start weights; remove it",
     "kl_penalty_source": "the KL term is that of the learner; remove it",
-    "logprob_calculation_chunk_size": "art chunks the LM head itself; LocalBackend(max_tokens_per_pass=) limits memory",
     "optimizer_save_interval": "the optimizer's state is saved with every checkpoint; remove it",
     "final_training_step": "the last step is saved when the backend is closed; remove it",
     "advantage_balance": "remove it; LocalBackend(advantage='leave_one_out') is another baseline",
@@ -54,13 +53,10 @@ class Settings:
     """art's settings of one training step."""
 
     loss: Loss
-    loss_given: bool
-    """Whether the step itself changes the loss."""
+    loss_given: bool  # whether the step itself changes the loss
     learning_rate: float | None
-    of_run: dict[str, Any]
-    """Fields of the run's config that may differ from step to step."""
-    of_learner: dict[str, Any]
-    """Fields of the run's config that are fixed once the learner is loaded."""
+    of_run: dict[str, Any]  # fields of the run's config that may differ from step to step
+    of_learner: dict[str, Any]  # fields of the run's config that are fixed once the learner is loaded
 
 
 def settings(arguments: Mapping[str, Any], own: Mapping[str, Any]) -> Settings:

@@ -20,11 +20,9 @@ class Handover:
     """Adds a model's groups to its run."""
 
     record: Record
-    split: str
-    """``train``, or ``eval`` for all other splits of the script."""
+    split: str  # train, or eval for all other splits of the script
     step: int
-    _originals: dict[str, Trajectory] = field(default_factory=dict)
-    """The script's trajectories by rollout id."""
+    _originals: dict[str, Trajectory] = field(default_factory=dict)  # the script's trajectories by rollout id
 
     async def groups(self, groups: Sequence[TrajectoryGroup]) -> list[Group]:
         """Return the groups with rewards and advantages; their calls are recorded under their rollouts.

@@ -119,7 +119,7 @@ class Model(BaseModel, Generic[Config, State]):
 
     async def get_step(self) -> int:
         """Return the number of training steps so far."""
-        return 0
+        return self.backend().opened(self).run.step if self.trainable else 0
 
     async def log(
         self,
@@ -156,7 +156,7 @@ class Model(BaseModel, Generic[Config, State]):
         return json.loads(file.read_text()) if file.is_file() else None
 
     def _storage_name(self) -> str:
-        return self.name
+        return self.run_name if self.trainable else self.name
 
     def _state_file(self) -> Path:
         own = folder_of(self.base_path, self.project, self._storage_name())
@@ -185,12 +185,6 @@ class TrainableModel(Model[Config, State], Generic[Config, State]):
     def __init__(self, *, _internal_config: Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__(**fields)
         self._internal_config = _internal_config
-
-    def _storage_name(self) -> str:
-        return self.run_name
-
-    async def get_step(self) -> int:
-        return self.backend().opened(self).run.step
 
     async def train_sft(
         self,

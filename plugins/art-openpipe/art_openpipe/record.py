@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 PATH = "/v1/openpipe/chat/completions"
 BASE = "/openpipe"  # the suffix of a rollout's base URL for this path
-MARK = "art_call"
-"""The field of a choice with its request's id; together with the choice's index it identifies a call."""
+MARK = "art_call"  # the field of a choice with its request's id; together with the choice's index it identifies a call
 CAPTURE = "capture"
 AGENT = "scope-"
 """Begin of the names by which a call says in which trajectory's block it was made; they are removed when it is trained."""
@@ -68,8 +67,7 @@ class Record:
     """Records one model's calls."""
 
     run: Run
-    model: str
-    """The model name in requests."""
+    model: str  # the model name in requests
     base_url: str = ""
     _rollout_id: str = ""
 
@@ -135,8 +133,7 @@ class Record:
         return {key: call for key, call in by_key.items() if key in keys}
 
 
-records: WeakSet[Record] = WeakSet()
-"""Those of all models that answer in this process."""
+records: WeakSet[Record] = WeakSet()  # those of all models that answer in this process
 
 
 def _exchange(calls: Sequence[Call], model: str) -> JsonDict:

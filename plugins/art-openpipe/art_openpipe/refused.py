@@ -38,6 +38,9 @@ REASONS = {
     "deploy_model": "art does not upload to providers; 'art export RUN_FOLDER' writes the model, and the command to serve it",
     "generate_scenarios": "write the tasks yourself or with any model; art only needs a list of JSON values",
     "complete_task_tool": "an agent ends by returning; if it must say so, give it a tool of your own",
+    "preview_scenarios info step ok warn err dim": "it prints to a notebook; use print",
+    "load_trajectories training_progress_chart percentage_comparison_bar_chart BenchmarkModelKey": "'art view RUN_FOLDER' "
+    "(art-server) shows charts and rollouts; history.jsonl and metrics.jsonl in the folder have the numbers",
     "keep_recent_and_top": "await model.delete_checkpoints(best_checkpoint_metric) keeps the newest and the best",
     "record_provenance": "LocalBackend(trackers=['wandb']) records a run's settings and checkpoints",
     "PeftArgs": "it has become TrainableModel(lora_config={...}), where r is rank, and lora_alpha, lora_dropout and "
@@ -54,6 +57,12 @@ MODULES = {
     "utils.deployment": "deploy_model",
     "pipeline_trainer": "PipelineTrainer make_group_rollout_fn PipelineRuntimeConfig PipelineAutotuneConfig keep_recent_and_top",
     "mcp": "generate_scenarios complete_task_tool",
+    "mcp.generate_scenarios": "generate_scenarios preview_scenarios",
+    "utils.logging": "info step ok warn err dim",
+    "utils.benchmarking": "",
+    "utils.benchmarking.charts": "training_progress_chart percentage_comparison_bar_chart",
+    "utils.benchmarking.load_trajectories": "load_trajectories",
+    "utils.benchmarking.types": "BenchmarkModelKey",
 }
 """Modules with nothing but refused names."""
 globals().update({name: Refused(name, reason) for names, reason in REASONS.items() for name in names.split()})

@@ -10,10 +10,11 @@ import inspect
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from logging import getLogger
 from typing import Any
 
 from openai.types.chat.chat_completion import Choice
@@ -103,25 +104,25 @@ class Trajectory(Recorded, BaseModel):
     ``with Trajectory() as trajectory`` captures the block's calls to models of this package as ``exchanges``.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges)
     messages_and_choices: MessagesAndChoices = []
     tools: Tools | None = None
     additional_histories: list[LegacyHistory] = []
     reward: float = 0.0
-    initial_policy_version: int | None = None
-    """Lowest version of the weights that answered; set when the trajectory is trained or logged."""
+    initial_policy_version: int | None = None  # the lowest that answered; set when the trajectory is trained or logged
     final_policy_version: int | None = None
     metrics: dict[str, float | int | bool] = {}
     metadata: dict[str, Any] = {}
     logs: list[str] = []
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC), exclude=True)
-    _scope: Scope | None = PrivateAttr(default=None)
-    """Of the ``with`` block that is capturing."""
+    _scope: Scope | None = PrivateAttr(default=None)  # of the with block that is capturing
 
     @model_validator(mode="after")
     def _one_form(self) -> Trajectory:
+        if self.model_extra:
+            getLogger("art_openpipe").warning("Trajectory keeps %s, but does not use it", ", ".join(self.model_extra))
         if self.exchanges and (self.messages_and_choices or self.additional_histories or self.tools is not None):
             raise ValueError("a trajectory has either exchanges or messages_and_choices, tools, additional_histories")
         return self
@@ -207,16 +208,9 @@ class TrajectoryGroup(Recorded, BaseModel):
     metadata: dict[str, Any] = {}
     metrics: dict[str, float | int | bool] = {}
     logs: list[str] = []
-    _pending: list[Any] = PrivateAttr(default_factory=list)
-    """Everything that it was created from, while some of it has not run."""
+    _pending: list[Any] = PrivateAttr(default_factory=list)  # what it was created from, while some of it has not run
 
-    def __init__(
-        self,
-        trajectories: Iterable[Trajectory | BaseException | Awaitable[Trajectory]] = (),
-        *,
-        exceptions: Iterable[BaseException | PydanticException | Mapping[str, Any]] = (),
-        **fields: Any,
-    ) -> None:
+    def __init__(self, trajectories: Iterable[Any] = (), *, exceptions: Iterable[Any] = (), **fields: Any) -> None:
         items = list(trajectories)
         failures = [*(item for item in items if isinstance(item, BaseException)), *exceptions]
         super().__init__(
@@ -265,10 +259,7 @@ class TrajectoryGroup(Recorded, BaseModel):
 
 
 async def trajectory_group(
-    trajectories: Iterable[Trajectory | BaseException | Awaitable[Trajectory]],
-    *,
-    return_exceptions: bool = False,
-    **fields: Any,
+    trajectories: Iterable[Any], *, return_exceptions: bool = False, **fields: Any
 ) -> TrajectoryGroup:
     """Run the awaitables concurrently and return the group; the first failure is raised unless ``return_exceptions``."""
     group = TrajectoryGroup(trajectories, **fields)

@@ -38,12 +38,10 @@ class TrainSFTConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    learning_rate: float | list[float] | None = None
-    """A list has one rate per batch; None is art's default for the model's size."""
+    learning_rate: float | list[float] | None = None  # a list: one per batch; None: art's default for the model's size
     batch_size: int | Literal["auto"] = "auto"
     """Trajectories per optimizer step; ``"auto"``: 2, or as many as a list of learning rates implies."""
-    assistant_turns: Literal["all", "last"] = "all"
-    """Which answers of a conversation are imitated."""
+    assistant_turns: Literal["all", "last"] = "all"  # which answers of a conversation are imitated
 
 
 @dataclass

@@ -85,7 +85,6 @@ async def test_a_learner_without_a_loss_of_its_own_is_left_as_it_is_where_no_ste
         {"loss_fn": "dapo"},
         {"importance_sampling_level": "average"},
         {"kl_penalty_source": "sample"},
-        {"logprob_calculation_chunk_size": 8},
         {"optimizer_save_interval": 1},
         {"final_training_step": 9},
         {"beta": 0.1},

@@ -312,11 +312,18 @@ async def test_the_configuration_of_engine_and_adapter_is_mapped_or_refused(tmp_
     ):
         with pytest.raises(ConfigError, match=r"dropout|fast_inference|trainer_gpu_ids"):
             art.dev.settings_of(internal, lora)
-    fields = {"name": "m", "run_name": "m", "project": "p", "base_model": "tiny"}
-    model = art.TrainableModel(**fields, _internal_config={"engine_args": {"gpu_memory_utilization": 0.7}})
-    async with LocalBackend(path=str(tmp_path)) as backend:
+
+
+@pytest.mark.parametrize("settings", [{"engine_args": {"enforce-eager": True}}, {}])
+async def test_options_of_vllm_are_ignored_without_it_if_they_are_the_models(settings, tmp_path, caplog):
+    model = art.TrainableModel(name="m", run_name="m", project="p", base_model="tiny")
+    model._internal_config = art.dev.InternalModelConfig(engine_args=art.dev.EngineArgs(gpu_memory_utilization=0.7))
+    backend = LocalBackend(in_process=True, path=str(tmp_path), **settings)
+    if settings:
         with pytest.raises(ConfigError, match=r"engine_args.*vLLM's"):
             await model.register(backend)
+    else:
+        assert "engine_args" not in backend._settings_of(model, "tiny") and "gpu-memory-utilization" in caplog.text
 
 
 async def test_a_run_is_in_the_folder_of_its_name_and_answers_by_the_models(tmp_path):

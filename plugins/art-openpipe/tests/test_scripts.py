@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from http_server import serving
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 import art_audit
 from art_core.store import Store
@@ -22,18 +26,39 @@ FOLDERS = {
     "mcp_rl": "mcp-rl/models/mcp-001",
     "summarizer": "summaries/models/sft-rl",
     "yes_no_maybe": "words/models/yes-no-maybe",
+    "nim": "nim/models/nim-001",
 }
 IMITATED = {"summarizer": 3}
 """Steps of imitation before the first one with rewards."""
 
 
+async def _provider(request: Request) -> JSONResponse:
+    """Answer as a teacher, a judge who prefers the later ones, or a player."""
+    body = await request.json()
+    text = "\n".join(message["content"] for message in body["messages"])
+    labels = re.findall(r'<trajectory id="(\w+)">', text)
+    scores = [{"trajectory_id": label, "explanation": "", "score": place / 9} for place, label in enumerate(labels)]
+    schema = json.dumps(body.get("response_format", ""))
+    answers = {"texts": {"texts": ["It rained.", "She slept."]}, "take": {"take": 1}}
+    answer = {"scores": scores} if labels else next((answers[name] for name in answers if name in schema), "Wet.")
+    message = {"role": "assistant", "content": answer if isinstance(answer, str) else json.dumps(answer)}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return JSONResponse({"id": "1", "object": "chat.completion", "created": 1, "model": "any", "choices": choices})
+
+
+@pytest.fixture(scope="module")
+def provider():
+    with serving(Route("/v1/chat/completions", _provider, methods=["POST"])) as address:
+        yield {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "key"}
+
+
 @pytest.mark.engines
 @pytest.mark.parametrize("script", FOLDERS)
-def test_the_script_trains_and_its_run_folder_is_clean(script, tmp_path):
-    env = os.environ | {"ART_MODEL": "tiny", "ART_PATH": str(tmp_path), "STEPS": "2", "GAMES": "6"}
+def test_the_script_trains_and_its_run_folder_is_clean(script, provider, tmp_path):
+    env = os.environ | provider | {"ART_MODEL": "tiny", "ART_PATH": str(tmp_path), "STEPS": "2", "GAMES": "6"}
     command = [sys.executable, str(SCRIPTS / f"{script}.py")]
     ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr[-3000:]
     run_dir, before = tmp_path / FOLDERS[script], IMITATED.get(script, 0)
     with Store(run_dir / "run.sqlite") as store:
         trained = store.trajectories(split="train")
@@ -43,7 +68,7 @@ def test_the_script_trains_and_its_run_folder_is_clean(script, tmp_path):
         assert temperatures == ({0.9} if script == "game_2048" else {1.0})
         assert not any(call.agent and call.agent.startswith("scope-") for it in trained for call in it.calls)
         # Where all of a step are worth the same there is nothing to learn, and the step changes no weights.
-        assert store.updates()
+        assert store.updates() and store.meta("ended") == ""
     steps = [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps if "train/reward" in line] == [before + 1, before + 2]
     audit = art_audit.audit(run_dir, progress=False)

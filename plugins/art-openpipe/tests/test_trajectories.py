@@ -86,3 +86,9 @@ async def test_a_rollout_that_returns_something_else_says_so():
 
     with pytest.raises(TypeError, match=r"returned dict, not an art\.Trajectory"):
         await art.TrajectoryGroup([rollout()])
+
+
+def test_fields_that_a_trajectory_does_not_have_are_kept_with_a_warning(caplog):
+    trajectory = art.Trajectory(reward=1.0, scenario="weather")
+    assert trajectory.reward == 1.0 and trajectory.scenario == "weather"
+    assert "Trajectory keeps scenario, but does not use it" in caplog.text

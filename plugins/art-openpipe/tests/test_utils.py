@@ -6,6 +6,7 @@ import weakref
 
 import litellm
 import pytest
+from openai.types.chat.chat_completion import ChoiceLogprobs
 
 import art_openpipe as art
 from art_core.errors import ConfigError
@@ -13,6 +14,7 @@ from art_embedded.rendering import Renderer
 from art_openpipe.utils import format_message, get_model_step, iterate_dataset, limit_concurrency, log_http_errors
 from art_openpipe.utils.litellm import convert_litellm_choice_to_openai
 from art_openpipe.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
+from art_openpipe.utils.strip_logprobs import strip_logprobs
 
 
 def test_a_dataset_comes_in_batches_and_goes_on_after_the_first_steps():
@@ -217,3 +219,12 @@ def test_a_file_is_read_in_pieces_and_shuffled_differently_in_every_epoch(tmp_pa
     assert sorted(read[:9]) == sorted(read[9:]) == [str(n) for n in range(9)] and read[:9] != read[9:]
     later = [it.messages()[0]["content"] for it in iterate_file(file, epochs=2, shuffle_buffer_size=4, initial_skip=5)]
     assert later == read[5:]
+
+
+async def test_logprobs_are_stripped_from_a_copy(desk):
+    trajectory = await desk.ask("hello")
+    choice = trajectory.messages_and_choices[-1]
+    choice.logprobs = ChoiceLogprobs(content=[])
+    copy = strip_logprobs([{"logprobs": 1, "answer": trajectory}])
+    assert copy[0]["answer"].messages_and_choices[-1].logprobs is None and "logprobs" not in copy[0]
+    assert choice.logprobs and copy[0]["answer"].messages() == trajectory.messages()

@@ -8,7 +8,8 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,18 +35,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("art_openpipe")
 
-LEARNER = "openpipe/learner"
-"""The store's key for the settings that the learner was loaded with."""
-USUAL = {"keep_checkpoints": None}
-"""Settings that differ from art's defaults: checkpoints are kept until ``delete_checkpoints``."""
+LEARNER = "openpipe/learner"  # the store's key for the settings that the learner was loaded with
 REFUSED = {
-    "in_process": (False, "art serves in a process of its own, so that agents can't block it"),
     "gpu_cost_per_hour_usd": (None, "art tracks seconds (time/step_wall_s) but no costs"),
     "enable_expert_replay": (True, "art does not replay experts at all"),
 }
 """Argument of OpenPipe ART -> the value that changes nothing, and why others are refused."""
-OF_STEP = ("advantage", "checkpoint_every", "kl", "importance_cap")
-"""Fields of the config that a step may override."""
+OF_STEP = ("advantage", "checkpoint_every", "kl", "importance_cap")  # fields of the config that a step may override
 
 
 @dataclass
@@ -55,12 +51,9 @@ class Opened:
     run: Run
     record: Record
     trackers: Trackers
-    own: Mapping[str, Any]
-    """The backend's defaults for what a step may override."""
-    tuned: bool = False
-    """Whether a step's settings have been applied to the learner, which fixes some of them."""
-    loaded_with: dict[str, Any] = field(default_factory=dict)
-    """The settings that the learner was loaded with, if the run was resumed."""
+    own: Mapping[str, Any]  # the backend's defaults for what a step may override
+    tuned: bool = False  # whether a step's settings have been applied to the learner, which fixes some of them
+    loaded_with: dict[str, Any] = field(default_factory=dict)  # the learner's settings, if the run was resumed
 
 
 class LocalBackend:
@@ -71,6 +64,7 @@ class LocalBackend:
     """
 
     def __init__(self, *, path: str | None = None, trackers: Sequence[str | Tracker] = (), **settings: Any) -> None:
+        settings.pop("in_process", None)  # where training runs; results are the same
         for name, (usual, why) in REFUSED.items():
             if (value := settings.pop(name, usual)) != usual:
                 raise ConfigError(f"LocalBackend({name}={value!r}) is not supported: {why}; remove it")
@@ -80,9 +74,8 @@ class LocalBackend:
         self._opened: dict[Path, Opened] = {}
         self._opening: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         """By folder; a lock lives as long as someone waits for it or holds it."""
-        self._lifetimes: list[AsyncIterator[Opened]] = []
-        self._tracked: Path | None = None
-        """The folder of the model whose run the tracker objects receive."""
+        self._lifetimes: list[asyncio.Task[None]] = []
+        self._tracked: Path | None = None  # the folder of the run that the tracker objects receive
 
     def __deepcopy__(self, memo: Any) -> LocalBackend:
         """Copies of a model share its backend."""
@@ -103,7 +96,9 @@ class LocalBackend:
     async def close(self) -> None:
         """Close every model's run: serving stops, and everything is saved."""
         while self._lifetimes:
-            await self._lifetimes.pop().aclose()
+            lifetime = self._lifetimes.pop()
+            lifetime.cancel()
+            await lifetime
 
     def folder(self, model: Model) -> Path:
         """Return a model's folder; for a trainable model, it is the run folder."""
@@ -124,26 +119,33 @@ class LocalBackend:
         model.inference_model_name = model.name
 
     async def _open(self, model: TrainableModel) -> Opened:
-        folder = self.folder(model)
-        self._claim_trackers(folder)
-        loaded_with = await asyncio.to_thread(_loaded_with, folder)
-        base_model = os.environ.get("ART_MODEL") or model.base_model
+        opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+        # A task, because an event loop that ends cancels its tasks and awaits them; so scripts need not close anything.
+        lifetime = asyncio.create_task(self._lifetime(model, opened))
+        try:
+            with Display() as screen:
+                screen.phase(f"{model.name}: starting the engine", None)
+                await asyncio.wait((lifetime, opened), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            lifetime.cancel()
+            await asyncio.wait([lifetime])
+            raise
+        if lifetime.done():  # it failed
+            await lifetime
+        self._lifetimes.append(lifetime)
+        return opened.result()
+
+    def _settings_of(self, model: TrainableModel, base_model: str) -> dict[str, Any]:
         own = dev.settings_of(model._internal_config, model.lora_config)
         if own and base_model != model.base_model:
             log.warning("ART_MODEL=%s: ignoring the settings %s, which are for %s", base_model, own, model.base_model)
             own = {}
-        settings = {**USUAL, **own, **self._settings}
-        whole, plugins = {**settings, **loaded_with}, Plugins(art_openpipe)
-        opening = art_core.open_run(folder, model=base_model, plugins=plugins, **whole)
-        if (arguments := whole.get("engine_args")) and settings.get("engine", "embedded") == "embedded":
-            raise ConfigError(f"engine_args={arguments} are vLLM's: pass LocalBackend(engine='vllm'), or remove them")
-        # An async generator, because the event loop closes it when it ends; so scripts need not close anything.
-        lifetime = self._lifetime(model, opening, plugins, loaded_with, settings)
-        with Display() as screen:
-            screen.phase(f"{model.name}: starting the engine", None)
-            opened = await anext(lifetime)
-        self._lifetimes.append(lifetime)
-        return opened
+        if self._settings.get("engine", "embedded") == "embedded":
+            if "engine_args" in self._settings:
+                raise ConfigError("engine_args are vLLM's: pass LocalBackend(engine='vllm'), or remove them")
+            if arguments := own.pop("engine_args", None):
+                log.warning("engine_args=%s are vLLM's and ignored; LocalBackend(engine='vllm') uses them", arguments)
+        return {"keep_checkpoints": None, **own, **self._settings}  # kept until delete_checkpoints
 
     def _claim_trackers(self, folder: Path) -> None:
         """Assign the tracker objects to this model. Raises ConfigError if they belong to another model."""
@@ -153,12 +155,15 @@ class LocalBackend:
             raise ConfigError(f"{tracking}. Pass trackers by name, or use a separate LocalBackend for each model")
         self._tracked = folder
 
-    async def _lifetime(
-        self, model: TrainableModel, opening: Any, plugins: Plugins, loaded_with: Any, settings: Mapping[str, Any]
-    ) -> AsyncIterator[Opened]:
-        # There must be no other open generator, because a loop that ends closes all of them at the same time.
+    async def _lifetime(self, model: TrainableModel, ready: asyncio.Future[Opened]) -> None:
+        """Open the model's run and keep it open until cancelled."""
+        folder = self.folder(model)
+        self._claim_trackers(folder)
+        loaded_with = await asyncio.to_thread(_loaded_with, folder)
+        base_model = os.environ.get("ART_MODEL") or model.base_model
+        settings, plugins = self._settings_of(model, base_model), Plugins(art_openpipe)
         factories = Trackers.find(plugins, self._trackers)
-        async with opening as run:
+        async with art_core.open_run(folder, model=base_model, plugins=plugins, **{**settings, **loaded_with}) as run:
             own = {name: settings.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
             loss = settings.get("loss")
             own["loss"] = run.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
@@ -166,7 +171,9 @@ class LocalBackend:
             opened = Opened(run, Record(run, model.name), trackers, own, loaded_with=loaded_with)
             try:
                 await opened.record.open()
-                yield opened
+                ready.set_result(opened)
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Future()
             finally:
                 self._opened.pop(self.folder(model), None)
                 await model.aclose()

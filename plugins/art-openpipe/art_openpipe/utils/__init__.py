@@ -30,8 +30,7 @@ class DatasetBatch(Generic[T]):
     """The items of one step."""
 
     items: list[T]
-    step: int
-    """Index over all epochs."""
+    step: int  # index over all epochs
     epoch: int
     epoch_step: int
 
@@ -118,5 +117,16 @@ def get_model_step(model: Any, art_path: str | None = None) -> int:
     return 0 if newest is None else checkpoint_step(newest)
 
 
-for _name in ("format_message", "get_model_step", "iterate_dataset", "limit_concurrency", "log_http_errors", "retry"):
+def strip_logprobs(value: Any) -> Any:
+    """Return a copy of nested data without the items, and with None for the fields, that are named ``logprobs``."""
+    if hasattr(value, "model_copy"):
+        fields = {name: None if name == "logprobs" else strip_logprobs(each) for name, each in vars(value).items()}
+        return value.model_copy(update=fields)
+    if isinstance(value, dict):
+        return {name: strip_logprobs(each) for name, each in value.items() if name != "logprobs"}
+    return [strip_logprobs(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_MODULES = "format_message get_model_step iterate_dataset limit_concurrency log_http_errors retry strip_logprobs"
+for _name in _MODULES.split():
     sys.modules[f"{__name__}.{_name}"] = sys.modules[__name__]  # each is a module of its own in OpenPipe ART
