@@ -25,7 +25,8 @@ HOSTS = re.compile(
 PATHS = re.compile(
     r"""/(chat/completions | completions | responses(/compact|/input_tokens)? | chat | runs
         | v1/messages(/count_tokens|/batches)? | api/generate | v1/generate | conversations)
-    | /(models|endpoints(?=.+Content))/(?P<google>[^/]+):(generateContent|streamGenerateContent|countTokens|(r|streamR)awPredict)
+    | /(models|endpoints)/(?P<google>[^/]+):(generateContent|streamGenerateContent|countTokens)
+    | /models/(?P<partner>[^/]+):(rawPredict|streamRawPredict)
     | /model/(?P<bedrock>[^/]+)/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
     re.VERBOSE,
 )
@@ -55,7 +56,7 @@ def model_call(method: str, host: str, path: str, body: Callable[[], Any]) -> Mo
     ends = re.search(f"(?:{PATHS.pattern})$", path, re.VERBOSE)
     if method.upper() != "POST" or ends is None:
         return None
-    named = ends["google"] or ends["bedrock"]
+    named = ends["google"] or ends["partner"] or ends["bedrock"]
     if ends["bedrock"] and "embed" in named:
         return None
     content, known = _mapping(body()), at_provider(host)

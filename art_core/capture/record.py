@@ -53,8 +53,7 @@ def for_client(answer: JsonDict, recording: Recording | None = None) -> JsonDict
     visible = {"service_tier": None} | {key: value for key, value in answer.items() if key not in hidden}
     if recording:
         visible["id"] = f"{ANSWER}{recording.request_id}"
-    choices = answer.get("choices") or ()
-    visible["choices"] = [{key: choice[key] for key in choice if key not in hidden} for choice in choices]
+    visible["choices"] = [{key: it[key] for key in it if key not in hidden} for it in answer.get("choices") or ()]
     return visible
 
 

@@ -159,3 +159,9 @@ async def test_vertex_ai_is_recorded_as_the_gemini_api_is(rolled_out):
 async def test_every_address_of_a_model_of_vertex_ai_is_answered(rolled_out, url):
     trajectory = await rolled_out(lambda: httpx.post(url, json=CONTENTS).raise_for_status().json())
     assert (trajectory.error, len(trajectory.calls)) == (None, 1)
+
+
+async def test_counting_for_a_tuned_model_does_not_leave(rolled_out):
+    url = "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/l/endpoints/12:countTokens"
+    trajectory = await rolled_out(lambda: httpx.post(url, json=CONTENTS).raise_for_status().json()["totalTokens"])
+    assert trajectory.error is None and trajectory.output > 0 and not trajectory.calls
