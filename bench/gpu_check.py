@@ -4,7 +4,8 @@
     python -m bench.gpu_check --device cpu --tiny          the same code at a toy size
 
 Needs torch, transformers and peft, but no network. Every section runs in its own process, so that none can end another;
-failures are in the table with their errors. ``--only`` selects sections, ``--timeout`` limits each.
+failures are in the table with their errors. ``--only`` selects sections, ``--timeout`` limits each; what was measured before
+the limit is in the table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -36,9 +38,12 @@ BACKENDS = ("flex", "dense", "segments", "paths")
 """art_core's ways to compute a tree; which are available depends on the device."""
 CALLS = "call by call"
 CHOICE = "art_core's choice"
+ROW = "row: "
+"""Begins a line that a child prints for a row; libraries print others."""
 HEAD = ["model", "tokens", "way", "seconds", "tree tokens/s", "computed tokens/s", "peak GiB above weights", "note"]
 
 Work = Callable[[], Sequence[object]]
+Row = Sequence[object]
 
 
 class Machine:
@@ -76,6 +81,19 @@ class Machine:
         trajectories = random_trajectories(tokens, self.vocabulary, runs=self.runs)
         return build_tree(trajectories, [1.0 if number % 2 else -0.5 for number in range(self.runs)])
 
+    def group(self) -> TokenTree:
+        """Return the tree of 8 answers of 1,024 tokens to one prompt of 16,384; 8 and 64 if the model is a toy."""
+        from art_core.token_tree import build_tree
+        from art_core.types import Call, Trajectory
+
+        answer, prompt = (8, 64) if self.tiny else (1024, 16_384)
+        draw = self.torch.Generator().manual_seed(0)
+        ids = self.torch.randint(3, self.vocabulary, (prompt + 8 * answer,), generator=draw).tolist()
+        answers = [tuple(ids[start : start + answer]) for start in range(prompt, len(ids), answer)]
+        calls = [Call(tuple(ids[:prompt]), sampled, (-12.0,) * answer) for sampled in answers]
+        advantages = [1.0 if number % 2 else -0.5 for number in range(8)]
+        return build_tree([Trajectory(task=None, calls=(call,)) for call in calls], advantages)
+
     def clear(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
@@ -100,13 +118,13 @@ class Machine:
         return median(seconds), (cuda.max_memory_allocated() - before) / 2**30 if cuda else None
 
 
-def exactness(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+def exactness(machine: Machine) -> Iterator[Row]:
     """Logprobs and gradients of every way, compared with call by call in float32."""
     torch = machine.torch
     tree = machine.tree(min(machine.tokens[0], 4096))
     size = machine.sizes[0]
     reference, gradient = _logprobs_and_gradient(machine, machine.model(size, torch.float32), tree, CALLS)
-    rows: list[Sequence[object]] = []
+    yield "dtype", "way", "largest logprob gap", "mean gap", "relative gradient error", "note"
     for dtype in (torch.float32, torch.bfloat16):
         model = machine.model(size, torch.float32).to(dtype)  # the same numbers, rounded
         for way in (CALLS, CHOICE, *machine.backends):
@@ -117,22 +135,20 @@ def exactness(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
                 error = float((new_gradient - gradient).norm() / gradient.norm())
                 return [f"{float(gap.max()):.1e}", f"{float(gap.mean()):.1e}", f"{error:.1e}"]
 
-            rows.append([str(dtype).removeprefix("torch."), way, *attempt(work, 3)])
+            yield str(dtype).removeprefix("torch."), way, *attempt(work, 3)
         del model
         machine.clear()
-    head = ["dtype", "way", "largest logprob gap", "mean gap", "relative gradient error", "note"]
-    return head, rows
 
 
 def _logprobs_and_gradient(machine: Machine, model: Any, tree: TokenTree, way: str) -> tuple[Any, Any]:
-    """Return the logprobs, and the gradient of a fixed sum of them, both on the CPU in float32."""
+    """Return the logprobs, and the gradient of a fixed sum of them, both in float32."""
     torch = machine.torch
     model.zero_grad()
     new = torch.cat([it.detach() for it in _backward(model, tree, way)])
     parameters = [it for it in model.parameters() if it.grad is not None]
-    gradient = torch.cat([it.grad.flatten().float().cpu() for it in parameters])
+    gradient = torch.cat([it.grad.flatten().float() for it in parameters])
     model.zero_grad()
-    return new.float().cpu(), gradient
+    return new.float(), gradient
 
 
 def _backward(model: Any, tree: TokenTree, way: str) -> list[Any]:
@@ -157,39 +173,33 @@ def _backward(model: Any, tree: TokenTree, way: str) -> list[Any]:
     return [ordered]
 
 
-def speed(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+def speed(machine: Machine) -> Iterator[Row]:
     """Forward and backward in bfloat16, all weights trained."""
-    rows: list[Sequence[object]] = []
-    for size in machine.sizes[:1]:
-        model = machine.model(size, machine.torch.bfloat16)
-        rows += _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
-        del model
-        machine.clear()
-    return HEAD, rows
+    yield HEAD
+    size = machine.sizes[0]
+    model = machine.model(size, machine.torch.bfloat16)
+    yield from _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
 
 
-def lora(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+def lora(machine: Machine) -> Iterator[Row]:
     """LoRA of rank 16 on every linear layer with gradient checkpointing, bfloat16."""
     from peft import LoraConfig, get_peft_model
 
-    rows: list[Sequence[object]] = []
-    for size in machine.sizes[-1:]:
-        model = machine.model(size, machine.torch.bfloat16)
-        config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(model, config).train()
-        rows += _speed_rows(machine, model, f"{size} LoRA", (CALLS, CHOICE))
-        model.enable_input_require_grads()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        rows += _speed_rows(machine, model, f"{size} LoRA, checkpointing", (CALLS, CHOICE, *machine.backends))
-    return HEAD, rows
+    yield HEAD
+    size = machine.sizes[-1]
+    model = machine.model(size, machine.torch.bfloat16)
+    config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, config).train()
+    yield from _speed_rows(machine, model, f"{size} LoRA", (CALLS, CHOICE))
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    yield from _speed_rows(machine, model, f"{size} LoRA, checkpointing", (CALLS, CHOICE))
 
 
-def _speed_rows(machine: Machine, model: Any, name: str, ways: Sequence[str]) -> list[Sequence[object]]:
+def _speed_rows(machine: Machine, model: Any, name: str, ways: Sequence[str]) -> Iterator[Row]:
     from bench.plain import call_tokens, path_tokens
 
-    rows: list[Sequence[object]] = []
-    for tokens in machine.tokens:
-        tree = machine.tree(tokens)
+    for tree in (*map(machine.tree, machine.tokens), machine.group()):
         for way in ways:
 
             def work(tree: TokenTree = tree, way: str = way) -> Sequence[object]:
@@ -201,35 +211,61 @@ def _speed_rows(machine: Machine, model: Any, name: str, ways: Sequence[str]) ->
                 computed = {CALLS: call_tokens, "paths": path_tokens}.get(way, lambda it: it.num_tokens)(tree)
                 return [seconds, tree.num_tokens / seconds, computed / seconds, peak]
 
-            rows.append([name, tree.num_tokens, way, *attempt(work, 4)])
+            yield name, tree.num_tokens, way, *attempt(work, 4)
             model.zero_grad()
             machine.clear()
-    return rows
 
 
-def unsloth(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+def unsloth(machine: Machine) -> Iterator[Row]:
     """Unsloth's FastLanguageModel with LoRA of rank 16: call by call, and through the tree."""
     from unsloth import FastLanguageModel
 
-    from art_embedded import TINY
-
     torch = machine.torch
-    with tempfile.TemporaryDirectory(prefix="art-gpu-check") as folder:
-        model = machine.model(machine.sizes[0], torch.bfloat16)
-        model.save_pretrained(folder)
-        del model
-        machine.clear()
-        for file in (*TINY.glob("*token*"), TINY / "chat_template.jinja"):
-            shutil.copy(file, folder)
+    yield HEAD
+    with _saved(machine) as folder:
         model, _ = FastLanguageModel.from_pretrained(
             folder, max_seq_length=max(machine.tokens), dtype=torch.bfloat16, load_in_4bit=False, local_files_only=True
         )
     model = FastLanguageModel.get_peft_model(model, r=16, lora_alpha=32, use_gradient_checkpointing="unsloth")
     model.config.use_cache = False
-    return HEAD, _speed_rows(machine, model.train(), f"{machine.sizes[0]} Unsloth LoRA", (CALLS, CHOICE, "paths"))
+    yield from _speed_rows(machine, model.train(), f"{machine.sizes[0]} Unsloth LoRA", (CALLS, CHOICE, "paths"))
 
 
-SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": unsloth}
+def learners(machine: Machine) -> Iterator[Row]:
+    """Steps of the learners themselves, LoRA of rank 16, on one group."""
+    from art_core import losses
+    from art_core.config import TrainConfig
+    from art_core.learner.torch_learner import TorchLearner
+    from art_core.learner.unsloth_learner import UnslothLearner
+
+    yield HEAD
+    tree = machine.group()
+    with _saved(machine) as folder:
+        for name, make in (("torch", TorchLearner), ("unsloth", UnslothLearner)):
+
+            def work(make: Any = make) -> Sequence[object]:
+                learner = make(folder, TrainConfig(lora_rank=16), losses.grpo)
+                seconds, peak = machine.timed(lambda: learner.step([tree]) and None)
+                return [seconds, tree.num_tokens / seconds, tree.num_tokens / seconds, peak]
+
+            yield f"{machine.sizes[0]} LoRA", tree.num_tokens, f"learner={name!r}", *attempt(work, 4)
+            machine.clear()
+
+
+@contextmanager
+def _saved(machine: Machine) -> Iterator[str]:
+    """Save the smallest model with a tokenizer; yield its folder."""
+    from art_embedded import TINY
+
+    with tempfile.TemporaryDirectory(prefix="art-gpu-check") as folder:
+        machine.model(machine.sizes[0], machine.torch.bfloat16).save_pretrained(folder)
+        machine.clear()
+        for file in (*TINY.glob("*token*"), TINY / "chat_template.jinja"):
+            shutil.copy(file, folder)
+        yield folder
+
+
+SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": unsloth, "learners": learners}
 
 
 def attempt(work: Work, width: int) -> list[object]:
@@ -253,20 +289,19 @@ def run_section(name: str, options: argparse.Namespace) -> str:
     started = time.perf_counter()
     try:
         child = subprocess.run(
-            [*command, *(["--tiny"] if options.tiny else [])],
-            capture_output=True,
-            text=True,
-            timeout=options.timeout,
-            check=False,
+            [*command, *(["--tiny"] if options.tiny else [])], capture_output=True, timeout=options.timeout, check=False
         )
-    except subprocess.TimeoutExpired:
-        return f"## {name}\n\nnot finished within {options.timeout:.0f} s\n"
-    if child.returncode:
-        lines = [line for line in child.stderr.splitlines() if line.strip()] or ["no message"]
-        return f"## {name}\n\nfailed with exit code {child.returncode}: {_short(lines[-1])}\n"
-    head, rows = json.loads(child.stdout.splitlines()[-1])
+        printed = child.stdout
+        lines = [line for line in child.stderr.decode().splitlines() if line.strip()] or ["no message"]
+        end = f"failed with exit code {child.returncode}: {_short(lines[-1])}" if child.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        printed, end = error.stdout or b"", f"not finished within {options.timeout:.0f} s"
     took = f"({time.perf_counter() - started:.0f} s with loading)"
-    return f"## {name}\n\n{SECTIONS[name].__doc__} {took}\n\n{table(head, rows)}\n"
+    head, *rows = [
+        json.loads(line.removeprefix(ROW)) for line in printed.decode().splitlines() if line.startswith(ROW)
+    ] or [[]]
+    parts = [f"## {name}", f"{SECTIONS[name].__doc__} {took}", table(head, rows) if rows else "", end]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def describe(options: argparse.Namespace) -> str:
@@ -309,7 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.child:
         if options.child == "unsloth":
             import unsloth as _  # noqa: F401 - must be imported before torch and transformers
-        print("\n" + json.dumps(SECTIONS[options.child](Machine(options))))
+        for row in SECTIONS[options.child](Machine(options)):
+            print(f"\n{ROW}{json.dumps(row)}", flush=True)
         return
     report = describe(options)
     print(report, flush=True)
