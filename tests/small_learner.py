@@ -26,7 +26,7 @@ def make_trees(learner):
     tree = build_tree(FORKED, [1.0, -1.0, 0.5])
     with torch.no_grad():
         logprobs = tree_logprobs(learner.model, tree)
-    return [replace(tree, old_logprobs=logprobs.numpy())]
+    return [replace(tree, old_logprobs=logprobs.cpu().numpy())]
 
 
 def live(learner):

@@ -25,8 +25,8 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 cold_begin = process._begin
 """As it is outside the tests."""
 
-LINUX = sys.platform == "linux"
-"""Elsewhere every process is started cold: the system libraries of macOS do not survive a fork."""
+LINUX = sys.platform == "linux" and not os.path.exists("/dev/nvidiactl")
+"""Elsewhere every process is started cold: the system libraries of macOS do not survive a fork, nor does CUDA."""
 
 _forks = multiprocessing.get_context("forkserver" if LINUX else "spawn")
 _forks.set_forkserver_preload(PRELOADED)

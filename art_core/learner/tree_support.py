@@ -42,8 +42,8 @@ class Support:
     """One way to compute a tree."""
 
     backend: str
-    """``"segments"``: tree_attention.py, for CPUs; ``"flex"``: FlexAttention, for GPUs; ``"dense"``: a (tokens x tokens) mask;
-    ``"paths"``: one row per root-to-leaf path."""
+    """``"segments"``: tree_attention.py, for CPUs; ``"flex"``: FlexAttention, for GPUs in 16 bits: a kernel for float32 takes
+    more than 40 s to compile; ``"dense"``: a (tokens x tokens) mask; ``"paths"``: one row per root-to-leaf path."""
     attention: str = ""
     """transformers' name of the attention that accepts the backend's mask."""
     windows: Mapping[str, int | None] | None = None
@@ -139,7 +139,7 @@ class _Probe:
 
 def _candidates(base: PreTrainedModel, windows: Mapping[str, int | None], backend: str | None) -> Iterator[Support]:
     attentions = {"segments": [ATTENTION], "flex": ["flex_attention"], "dense": ["sdpa", "eager"]}
-    fastest = {"cpu": "segments", "cuda": "flex"}.get(base.device.type, "dense")
+    fastest = "segments" if base.device.type == "cpu" else "flex" if base.dtype.itemsize == 2 else "dense"
     if getattr(base.config.get_text_config(), "attn_logit_softcapping", None):
         attentions["dense"].remove("sdpa")  # it ignores the cap, which a small tree may not show
     for name in [backend] if backend else dict.fromkeys([fastest, "dense"]):
