@@ -69,7 +69,7 @@ def load_config(model: str | Path) -> PreTrainedConfig:
     return config
 
 
-def load_causal_lm(model: str | Path, dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
+def load_causal_lm(model: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Load a causal LM on the CPU. Raises ConfigError if ``model`` has none, or one that can't be trained."""
     config = load_config(model)
     with _loading(f"{model} {NOT_LOADED}"), no_progress_bars():

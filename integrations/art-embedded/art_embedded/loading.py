@@ -32,10 +32,12 @@ def load_model(folder: str) -> PreTrainedModel:
     The learner computes in float32. A smaller model is fast enough in it, and then the two agree as closely as on a CPU.
     Raises ConfigError if ``folder`` has no causal LM.
     """
-    if not torch.cuda.is_available():
-        return pretrained.load_causal_lm(folder).requires_grad_(False).eval()
-    model = pretrained.load_causal_lm(folder, "auto").requires_grad_(False).eval()
-    return model.to("cuda", torch.float32 if model.num_parameters() < BFLOAT16_FROM else torch.bfloat16)
+    cuda = torch.cuda.is_available()
+    model = pretrained.load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
+    if cuda and model.num_parameters() < BFLOAT16_FROM:
+        # Loaded again, because a conversion would keep the rounded weights; one to bfloat16 would round rotary frequencies.
+        model = pretrained.load_causal_lm(folder)
+    return model.requires_grad_(False).eval().to("cuda" if cuda else "cpu")
 
 
 def stop_ids(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
