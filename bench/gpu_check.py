@@ -83,16 +83,10 @@ class Machine:
 
     def group(self) -> TokenTree:
         """Return the tree of 8 answers of 1,024 tokens to one prompt of 16,384; 8 and 64 if the model is a toy."""
-        from art_core.token_tree import build_tree
-        from art_core.types import Call, Trajectory
+        from bench.learner_speed import group
 
-        answer, prompt = (8, 64) if self.tiny else (1024, 16_384)
-        draw = self.torch.Generator().manual_seed(0)
-        ids = self.torch.randint(3, self.vocabulary, (prompt + 8 * answer,), generator=draw).tolist()
-        answers = [tuple(ids[start : start + answer]) for start in range(prompt, len(ids), answer)]
-        calls = [Call(tuple(ids[:prompt]), sampled, (-12.0,) * answer) for sampled in answers]
-        advantages = [1.0 if number % 2 else -0.5 for number in range(8)]
-        return build_tree([Trajectory(task=None, calls=(call,)) for call in calls], advantages)
+        prompt, answer = (64, 8) if self.tiny else (16_384, 1024)
+        return group(0, prompt, answer, self.vocabulary)[0]
 
     def clear(self) -> None:
         gc.collect()
@@ -193,7 +187,7 @@ def lora(machine: Machine) -> Iterator[Row]:
     yield from _speed_rows(machine, model, f"{size} LoRA", (CALLS, CHOICE))
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    yield from _speed_rows(machine, model, f"{size} LoRA, checkpointing", (CALLS, CHOICE))
+    yield from _speed_rows(machine, model, f"{size} LoRA, checkpointing", (CALLS, CHOICE, *machine.backends))
 
 
 def _speed_rows(machine: Machine, model: Any, name: str, ways: Sequence[str]) -> Iterator[Row]:
@@ -217,12 +211,15 @@ def _speed_rows(machine: Machine, model: Any, name: str, ways: Sequence[str]) ->
 
 
 def unsloth(machine: Machine) -> Iterator[Row]:
-    """Unsloth's FastLanguageModel with LoRA of rank 16: call by call, and through the tree."""
+    """Unsloth's FastLanguageModel with LoRA of rank 16: call by call, and through the tree; and a step of its learner."""
     from unsloth import FastLanguageModel
+
+    from art_core.learner.unsloth_learner import UnslothLearner
 
     torch = machine.torch
     yield HEAD
     with _saved(machine) as folder:
+        yield _step_row(machine, "Unsloth's learner", UnslothLearner, folder)
         model, _ = FastLanguageModel.from_pretrained(
             folder, max_seq_length=max(machine.tokens), dtype=torch.bfloat16, load_in_4bit=False, local_files_only=True
         )
@@ -231,25 +228,29 @@ def unsloth(machine: Machine) -> Iterator[Row]:
     yield from _speed_rows(machine, model.train(), f"{machine.sizes[0]} Unsloth LoRA", (CALLS, CHOICE, "paths"))
 
 
-def learners(machine: Machine) -> Iterator[Row]:
-    """Steps of the learners themselves, LoRA of rank 16, on one group."""
-    from art_core import losses
-    from art_core.config import TrainConfig
+def learner(machine: Machine) -> Iterator[Row]:
+    """A step of the torch learner, LoRA of rank 16."""
     from art_core.learner.torch_learner import TorchLearner
-    from art_core.learner.unsloth_learner import UnslothLearner
 
     yield HEAD
-    tree = machine.group()
     with _saved(machine) as folder:
-        for name, make in (("torch", TorchLearner), ("unsloth", UnslothLearner)):
+        yield _step_row(machine, "torch learner", TorchLearner, folder)
 
-            def work(make: Any = make) -> Sequence[object]:
-                learner = make(folder, TrainConfig(lora_rank=16), losses.grpo)
-                seconds, peak = machine.timed(lambda: learner.step([tree]) and None)
-                return [seconds, tree.num_tokens / seconds, tree.num_tokens / seconds, peak]
 
-            yield f"{machine.sizes[0]} LoRA", tree.num_tokens, f"learner={name!r}", *attempt(work, 4)
-            machine.clear()
+def _step_row(machine: Machine, way: str, make: Callable[..., Any], folder: str) -> Row:
+    from art_core.config import TrainConfig
+    from art_core.losses import grpo
+
+    tree = machine.group()
+
+    def work() -> Sequence[object]:
+        trained = make(folder, TrainConfig(lora_rank=16), grpo)
+        seconds, peak = machine.timed(lambda: trained.step([tree]) and None)
+        return [seconds, tree.num_tokens / seconds, tree.num_tokens / seconds, peak]
+
+    row = [f"{machine.sizes[0]} LoRA", tree.num_tokens, way, *attempt(work, 4)]
+    machine.clear()
+    return row
 
 
 @contextmanager
@@ -265,7 +266,7 @@ def _saved(machine: Machine) -> Iterator[str]:
         yield folder
 
 
-SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": unsloth, "learners": learners}
+SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": unsloth, "learner": learner}
 
 
 def attempt(work: Work, width: int) -> list[object]:
@@ -297,10 +298,8 @@ def run_section(name: str, options: argparse.Namespace) -> str:
     except subprocess.TimeoutExpired as error:
         printed, end = error.stdout or b"", f"not finished within {options.timeout:.0f} s"
     took = f"({time.perf_counter() - started:.0f} s with loading)"
-    head, *rows = [
-        json.loads(line.removeprefix(ROW)) for line in printed.decode().splitlines() if line.startswith(ROW)
-    ] or [[]]
-    parts = [f"## {name}", f"{SECTIONS[name].__doc__} {took}", table(head, rows) if rows else "", end]
+    rows = [json.loads(line.removeprefix(ROW)) for line in printed.decode().splitlines() if line.startswith(ROW)]
+    parts = [f"## {name}", f"{SECTIONS[name].__doc__} {took}", table(rows[0], rows[1:]) if rows[1:] else "", end]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -34,11 +34,11 @@ BUSY = "while True: sum(range(100_000))"
 ROLLOUTS = 8
 
 
-def group(number: int, prompt: int, answer: int) -> tuple[TokenTree, list[Row]]:
+def group(number: int, prompt: int, answer: int, vocabulary: int = 800) -> tuple[TokenTree, list[Row]]:
     """Return a made-up group as a tree and as rows; the second half of the rollouts is worse than the first."""
     draw = np.random.default_rng(number)
-    shared = tuple(draw.integers(5, 800, prompt).tolist())
-    answers = [tuple(draw.integers(5, 800, answer).tolist()) for _ in range(ROLLOUTS)]
+    shared = tuple(draw.integers(5, vocabulary, prompt).tolist())
+    answers = [tuple(draw.integers(5, vocabulary, answer).tolist()) for _ in range(ROLLOUTS)]
     advantages = [1.0 if place < ROLLOUTS / 2 else -1.0 for place in range(ROLLOUTS)]
     trajectories = [
         Trajectory(task=None, calls=(Call(shared, sampled, (-5.0,) * answer, finish_reason="stop"),))

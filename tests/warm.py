@@ -25,10 +25,10 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 cold_begin = process._begin
 """As it is outside the tests."""
 
-LINUX = sys.platform == "linux" and not os.path.exists("/dev/nvidiactl")
+FORKS = sys.platform == "linux" and not os.path.exists("/dev/nvidiactl")
 """Elsewhere every process is started cold: the system libraries of macOS do not survive a fork, nor does CUDA."""
 
-_forks = multiprocessing.get_context("forkserver" if LINUX else "spawn")
+_forks = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 _forks.set_forkserver_preload(PRELOADED)
 
 
@@ -129,7 +129,7 @@ def _run(code, arguments) -> None:
     global _forks
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if LINUX:
+    if FORKS:
         _forks, process._begin = multiprocessing.get_context("fork"), begin
     sys.argv[:] = ["-c", *map(str, arguments)]
     exec(code, {"__name__": "__main__"})
