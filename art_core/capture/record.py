@@ -50,7 +50,8 @@ def for_client(answer: JsonDict, recording: Recording | None = None) -> JsonDict
     """
     hidden = HIDDEN - TOKEN_IDS if recording and recording.request.get("return_token_ids") else HIDDEN
     # Some clients read the tier, which engines leave out.
-    visible = {"service_tier": None} | {key: value for key, value in answer.items() if key not in hidden}
+    visible = {key: value for key, value in answer.items() if key not in hidden}
+    visible.setdefault("service_tier", None)
     if recording:
         visible["id"] = f"{ANSWER}{recording.request_id}"
     visible["choices"] = [{key: it[key] for key in it if key not in hidden} for it in answer.get("choices") or ()]

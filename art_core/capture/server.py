@@ -68,10 +68,9 @@ class CaptureApp:
     """Answers ``/rollouts/{rollout_id}/v1/...`` for open rollouts. Must be used from one event loop.
 
     ``dialects`` maps further paths (``"/v1/responses"``) to their Dialect. ``max_body`` is in bytes. ``gate`` may limit how
-    many calls are answered at a time.
-    ``call_timeout`` is how many seconds the upstream may take for a whole answer or, in a stream, until the next chunk.
-    If ``trained_nodes`` isn't empty, calls of other nodes keep the agent's own sampling settings, and ``frozen``, if
-    set, answers them.
+    many calls are answered at a time. ``call_timeout`` is how many seconds the upstream may take for a whole answer or, in a
+    stream, until the next chunk. If ``trained_nodes`` isn't empty, calls of other nodes keep the agent's own sampling
+    settings, and ``frozen``, if set, answers them.
     """
 
     def __init__(
