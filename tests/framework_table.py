@@ -132,14 +132,15 @@ def assert_documented(report: AdapterReport, installed: str | None = None) -> No
     """The report is a row of the documented table, so the table cannot say anything else than what was checked.
 
     ``installed`` is the version, if it isn't a distribution's. With ``WRITE_FRAMEWORKS=1`` the row is written there, in the place
-    of the one before.
+    of the one before or as the first.
     """
     installed = installed or version(DISTRIBUTIONS.get(report.framework, report.framework))
     row = f"{report} {'yes' if report.checks['agent names'] == 'yes' else 'no'} | {installed} |"
     page = PAGE.read_text()
     if WRITE:
-        before = next(line for line in page.splitlines() if line.startswith(f"| {report.framework} | "))
-        PAGE.write_text(page.replace(before, row))
+        top = "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        before = next((line for line in page.splitlines() if line.startswith(f"| {report.framework} | ")), None)
+        PAGE.write_text(page.replace(before, row) if before else page.replace(top, f"{top}\n{row}"))
     else:
         assert f"{AdapterReport.header().splitlines()[0]} agent names | version |\n" in page
         assert f"\n{row}\n" in page, "WRITE_FRAMEWORKS=1 writes it into the table"
