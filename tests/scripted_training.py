@@ -19,7 +19,7 @@ from unittest import mock
 from tokenizers import Tokenizer
 
 import art_core as art
-from art_audit import audit
+from art_audit import audit, recompute
 from art_core.store import Store
 from art_embedded import TINY, engine
 from art_embedded.engine import EmbeddedEngine
@@ -107,7 +107,11 @@ def two_steps(agent: object, task: str, reply: Reply, folder: Path, **settings: 
 
     Not more, because the prompts have thousands of tokens, and each answer is scored with all of its prompt.
     """
-    with proxied() as asked, mock.patch.object(engine, "MAX_SCORED", 16_384):
+    with (
+        proxied() as asked,
+        mock.patch.object(engine, "MAX_SCORED", 16_384),
+        mock.patch.object(recompute, "TOKENS", 16_384),
+    ):
         shape = {"tasks_per_step": 1, "group_size": 2, "max_concurrent": 2, "learning_rate": 1e-3}
         result = art.train_sync(
             agent, [task], model="tiny", engine=ScriptedModel(reply), learner="torch", steps=2, run_dir=folder,

@@ -5,6 +5,7 @@ import os
 import re
 import urllib.error
 import urllib.request
+from functools import partial
 
 import pytest
 
@@ -147,7 +148,8 @@ def test_two_trainings_are_compared_seed_by_seed_and_by_their_means():
 
 
 @pytest.mark.engines
-def test_what_judging_costs_is_measured_beside_litellm_alone(capsys, tmp_path):
+def test_what_judging_costs_is_measured_beside_litellm_alone(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "cost_table", partial(judge.cost_table, loads=((1, 2), (2, 4))))
     judge.main(judge.parse(["--only", "cost", "--rounds", "1", "--out", str(tmp_path / "cost.md")]))
     said = capsys.readouterr().out
     assert "| ours " in said

@@ -21,7 +21,7 @@ MOST = 1500
 @pytest.mark.timeout(3600)
 def test_rollouts_go_on_without_growing(tmp_path):
     seconds, warm_up, intervals = (
-        (1800, 300, {}) if WHOLE else (12, 3, {"every": 1, "fresh_every": 8, "fresh_seconds": 2})
+        (1800, 300, {}) if WHOLE else (12, 3, {"every": 1, "fresh_every": 60, "fresh_seconds": 0.5})
     )
     moments = asyncio.run(soak(tmp_path, seconds, warm_up=warm_up, say=lambda _: None, **intervals))
     found = Soak(moments, warm_up)

@@ -44,8 +44,10 @@ def keys(monkeypatch):
         monkeypatch.setenv(f"{name}_API_KEY", f"sk-{name.lower()}")
     monkeypatch.setenv("AZURE_API_VERSION", "2025-01-01")
     monkeypatch.setattr(litellm, "suppress_debug_info", True)
+    gc.freeze()  # so that only what the test has made is visited
     yield
     gc.collect()  # LiteLLM closes no clients, and other tests would be blamed
+    gc.unfreeze()
 
 
 def asked(base_url, **options):

@@ -1,10 +1,9 @@
 """The dashboard in a real browser: a real run of the tiny model, hostile answers, and a server's workers."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+import warm
 from fastapi import Depends, FastAPI, HTTPException, Request
 from recorded_runs import call, record
 
@@ -35,9 +34,7 @@ if __name__ == "__main__":
 
 
 def train(folder, steps):
-    script = folder.parent / "training.py"
-    script.write_text(TRAINING)
-    subprocess.run([sys.executable, str(script), str(folder), str(steps)], check=True)
+    assert warm.program(TRAINING, [folder, steps], cwd=folder.parent, stdout=2, stderr=2).wait(200) == 0
     return folder
 
 
@@ -261,7 +258,7 @@ async def main(runs):
 
 asyncio.run(main(sys.argv[1]))
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    assert warm.program(program, [tmp_path], cwd=tmp_path, stdout=2, stderr=2).wait(200) == 0
     page = desk.open(desk.view(tmp_path))
     page.wait_for_selector("tbody tr")
     own, measured = (row.locator("td[data-name=Steps]").inner_text() for row in page.locator("tbody tr").all())

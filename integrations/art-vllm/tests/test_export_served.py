@@ -41,7 +41,7 @@ def served(command, name, log):
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     # As art's own servers on a CPU, which start sooner so.
-    variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     with log.open("w") as file:
         server = subprocess.Popen(
             [environment.find().python, *arguments], env=variables, stdout=file, stderr=subprocess.STDOUT
