@@ -262,7 +262,7 @@ async def test_a_metric_that_is_no_number_names_itself(tmp_path):
 
 async def test_two_processes_do_not_write_one_run_folder(tmp_path):
     async with run_of(tmp_path):
-        with pytest.raises(ConfigError, match="another process is working in the run folder"):
+        with pytest.raises(ConfigError, match="is open here or in another process"):
             async with run_of(tmp_path):
                 pass
 

@@ -59,7 +59,7 @@ def claimed(run_dir: Path) -> Iterator[bool]:
         raise StoreError(f"the run folder {run_dir} cannot be made: {error}; pass another run_dir=") from error
     _LOCKS.add(lock)
     with lock:
-        hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or pass another run_dir=")
+        hold(lock, f"the run folder {run_dir} is open here or in another process; close it, or use another folder")
         _clean_up(run_dir / "checkpoints")
         yield new
 

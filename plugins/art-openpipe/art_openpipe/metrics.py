@@ -49,9 +49,9 @@ PIPELINE_RL_DASHBOARD_DEFAULT_METRICS = tuple(THEIRS.values())
 PIPELINE_RL_SCORE_METRICS: tuple[str, ...] = ()  # art has no autotuner whose score has components
 
 
-def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return a step's metrics under OpenPipe ART's names."""
-    return {theirs: metrics[ours] for ours, theirs in THEIRS.items() if ours in metrics}
+def of_step(*steps: Mapping[str, float]) -> dict[str, float]:
+    """Return a step's metrics under OpenPipe ART's names; of several steps, their means."""
+    return {name: statistics.fmean(it[ours] for it in steps) for ours, name in THEIRS.items() if ours in steps[0]}
 
 
 def of_groups(groups: Sequence[TrajectoryGroup], split: str) -> dict[str, float]:

@@ -16,6 +16,9 @@ class Learner(CountingLearner):
         super().__init__()
         self.loss, self.learning_rate = None, 1e-4
 
+    def step(self, trees, **passed):
+        return {**super().step(trees, **passed), "learning_rate": self.learning_rate}
+
 
 @dataclass
 class Desk:

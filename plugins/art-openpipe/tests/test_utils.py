@@ -126,6 +126,7 @@ async def test_conversations_without_choices_are_imitated_to_the_end_of_their_tu
     file.write_text("".join(json.dumps({"messages": good}) + "\n" for _ in range(3)))
     await train_sft_from_file(desk.model, file, epochs=1, batch_size=2, peak_lr=3e-4, schedule_type="constant")
     assert await desk.model.get_step() == 2 and desk.learner.learning_rate == 3e-4
+    assert [it.name for it in (desk.run.run_dir / "checkpoints").iterdir()] == ["step-000002"]
     assert '"time/step_backend_train_s"' in (desk.backend.folder(desk.model) / "history.jsonl").read_text()
     [tree] = desk.learner.trees[-1]
     from transformers import AutoTokenizer
@@ -163,7 +164,9 @@ async def test_conversations_that_the_template_cannot_say_are_refused(desk):
 
 async def test_the_models_own_choices_are_imitated_as_they_were_sampled(desk):
     run = await desk.ask("hello")
-    await desk.model.train_sft([run, run], art.TrainSFTConfig(learning_rate=[1e-4, 2e-4], batch_size=1))
+    config = art.TrainSFTConfig(learning_rate=[1e-4, 2e-4], batch_size=1)
+    result = await desk.backend.train_sft(desk.model, [run, run], config)
+    assert result.metrics["loss/learning_rate"] == pytest.approx(1.5e-4)
     [tree] = desk.learner.trees[-1]
     assert bytes(tree.tokens[tree.target_tokens].tolist()) == b"ok</>"
     assert (await desk.model.get_step(), desk.learner.learning_rate) == (2, 2e-4)

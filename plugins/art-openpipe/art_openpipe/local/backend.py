@@ -238,15 +238,15 @@ class LocalBackend:
         """Train to imitate the trajectories, in one pass over them; see ``sft.py``."""
         opened = self.opened(model)
         run = opened.run
-        run.config = replace(run.config, **settings({}, opened.own).of_run)
+        run.config = replace(run.config, **{**settings({}, opened.own).of_run, "checkpoint_every": 2**31})
         measured = []
         for batch, rate in sft.batches(list(trajectories), config):
             imitable = await sft.imitable(opened.record, batch, config.assistant_turns)
             if rate is not None:
                 _set(await run.learner(), "learning_rate", rate)
             measured += await run.learn_sft(imitable, batch_size=len(imitable))
-        metrics = of_step(measured[-1]) if measured else {}
-        return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
+        await run.checkpoint()  # one for all batches: hundreds would fill the disk
+        return LocalTrainResult(run.step, of_step(*measured), self._checkpoint_path(opened))
 
     async def log(
         self, model: Model, groups: Sequence[TrajectoryGroup], split: str, metrics: dict[str, float], step: int | None
