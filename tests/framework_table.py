@@ -136,11 +136,11 @@ def assert_documented(report: AdapterReport, installed: str | None = None) -> No
     """
     installed = installed or version(DISTRIBUTIONS.get(report.framework, report.framework))
     row = f"{report} {'yes' if report.checks['agent names'] == 'yes' else 'no'} | {installed} |"
-    page = PAGE.read_text()
+    names, rule = AdapterReport.header().splitlines()
+    page, header = PAGE.read_text(), f"{names} agent names | version |\n{rule} --- | --- |\n"
     if WRITE:
-        top = "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
         before = next((line for line in page.splitlines() if line.startswith(f"| {report.framework} | ")), None)
-        PAGE.write_text(page.replace(before, row) if before else page.replace(top, f"{top}\n{row}"))
+        PAGE.write_text(page.replace(before, row) if before else page.replace(header, f"{header}{row}\n"))
     else:
-        assert f"{AdapterReport.header().splitlines()[0]} agent names | version |\n" in page
+        assert header in page
         assert f"\n{row}\n" in page, "WRITE_FRAMEWORKS=1 writes it into the table"

@@ -61,7 +61,7 @@ def _run(script: Path, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(240)  # that of every test; with the mark the file is begun early
 @pytest.mark.parametrize("script", FOLDERS)
 def test_the_script_trains_and_its_run_folder_is_clean(script, provider, tmp_path, monkeypatch):
     variables = provider | {"ART_MODEL": "tiny", "ART_PATH": str(tmp_path), "STEPS": "2", "GAMES": "6"}

@@ -238,7 +238,7 @@ class LocalBackend:
         """Train to imitate the trajectories, in one pass over them; see ``sft.py``."""
         opened = self.opened(model)
         run = opened.run
-        run.config = replace(run.config, **{**settings({}, opened.own).of_run, "checkpoint_every": 2**31})
+        run.config = replace(run.config, **settings({"save_checkpoint": False}, opened.own).of_run)
         measured = []
         for batch, rate in sft.batches(list(trajectories), config):
             imitable = await sft.imitable(opened.record, batch, config.assistant_turns)
