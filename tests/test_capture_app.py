@@ -205,6 +205,37 @@ async def test_a_dialect_translates_requests_answers_and_streams():
     assert len(recorder.calls) == 2
 
 
+async def test_a_dialect_that_counts_tokens_samples_one_and_records_nothing():
+    class Counting(Shouting):
+        counts_tokens = True
+
+    app = CaptureApp(engine := EchoEngine(), recorder := ListRecorder(), dialects={"/v1/count": Counting()})
+    app.open("r1", AS_ASKED)
+    counted = await answered(app, asked_of("r1", {"text": "a", "stream": True, "model": "m"}, "/v1/count"))
+    assert (counted.status, counted.json["asked"]) == (200, "a")
+    assert engine.requests == [chat("a", model="m", max_completion_tokens=1, n=1, stream=False)]
+    assert recorder.calls == []
+
+
+async def test_a_dialect_may_know_from_the_headers_who_is_calling():
+    class Signed(Shouting):
+        def agent(self, headers):
+            return headers.get("x-signed")
+
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder(), dialects={"/v1/shout": Signed()})
+    app.open("r1", AS_ASKED)
+    await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout", x_signed="writer"))
+    await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout", x_signed="writer", x_art_agent="team"))
+    assert [call.agent for call in recorder.of("r1")] == ["writer", "team"]
+
+
+async def test_a_request_is_given_no_model_that_neither_its_body_nor_its_path_names():
+    app = CaptureApp(engine := EchoEngine(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    await answered(app, asked_of("r1", {"messages": chat("hi")["messages"]}))
+    assert engine.requests == [{"messages": chat("hi")["messages"]}]
+
+
 async def test_a_dialect_formats_the_servers_own_errors():
     app = CaptureApp(EchoEngine(), ListRecorder(), dialects={"/v1/shout": Shouting()})
     asked = await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout"))
@@ -221,6 +252,26 @@ async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded_as_answ
     asked = await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout"))
     assert (asked.status, asked.json) == (500, {"oops": "ValueError: no words"})
     assert recorder.calls == []
+
+
+async def test_an_answer_without_a_choice_is_an_error():
+    class Mute(EchoEngine):
+        async def chat(self, request):
+            return {**await super().chat(request), "choices": []}
+
+    app = CaptureApp(Mute(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", chat("hi")))
+    assert (asked.status, asked.error["code"], recorder.calls) == (502, "no_token_ids", [])
+    assert "it has no message" in asked.error["message"]
+
+
+async def test_a_stream_may_take_longer_than_the_time_limit_if_its_chunks_come_in_time():
+    app = CaptureApp(EchoEngine(delay=0.02), recorder := ListRecorder(), call_timeout=60.0)
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", chat("abc", stream=True)))
+    assert asked.events[-1] == "[DONE]"
+    assert [call.finish_reason for call in recorder.of("r1")] == ["stop"]
 
 
 async def test_a_stream_without_a_chunk_is_an_error():
