@@ -232,8 +232,9 @@ async def test_a_dialect_may_know_from_the_headers_who_is_calling():
 async def test_a_request_is_given_no_model_that_neither_its_body_nor_its_path_names():
     app = CaptureApp(engine := EchoEngine(), ListRecorder())
     app.open("r1", AS_ASKED)
-    await answered(app, asked_of("r1", {"messages": chat("hi")["messages"]}))
-    assert engine.requests == [{"messages": chat("hi")["messages"]}]
+    body = {"messages": chat("hi")["messages"]}
+    await answered(app, asked_of("r1", body))
+    assert engine.requests == [body]
 
 
 async def test_a_dialect_formats_the_servers_own_errors():
@@ -266,7 +267,7 @@ async def test_an_answer_without_a_choice_is_an_error():
     assert "it has no message" in asked.error["message"]
 
 
-async def test_a_stream_may_take_longer_than_the_time_limit_if_its_chunks_come_in_time():
+async def test_a_stream_whose_chunks_come_in_time_is_not_cut_off():
     app = CaptureApp(EchoEngine(delay=0.02), recorder := ListRecorder(), call_timeout=60.0)
     app.open("r1", AS_ASKED)
     asked = await answered(app, asked_of("r1", chat("abc", stream=True)))
