@@ -1,6 +1,7 @@
 """Other libraries wrap the same functions: OpenTelemetry, ddtrace and all that wrap with wrapt, before, during and after a
 rollout."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,6 +35,27 @@ class Instrumentor:
         assert isinstance(pool, ThreadPoolExecutor)
         self.submitted += 1
         return wrapped(*args, **kwargs)
+
+
+def passing_on(function):
+    """A function that calls what it wraps and has a note of it."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return call
+
+
+class Passing:
+    """The same as an object."""
+
+    def __init__(self, function) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else functools.partial(self.function, instance)
 
 
 def in_place() -> tuple[object, object]:
@@ -82,16 +104,14 @@ def test_functions_that_were_wrapped_before_a_rollout_work_in_it_and_are_the_sam
     assert seen() == [None, None]
 
 
-def test_functions_that_are_wrapped_during_a_rollout_carry_no_rollout_after_it(instrumentor):
+def test_functions_that_are_wrapped_during_a_rollout_and_unwrapped_after_it_are_as_they_were(instrumentor):
     untouched = in_place()
     with inside_rollout(address("r1")):
         instrumentor.instrument()
         assert seen() == ["r1", "r1"]
     assert seen() == [None, None]
+    assert instrumentor.submitted == 2
     instrumentor.uninstrument()
-    assert seen() == [None, None]  # what is put back now is our wrapper
-    with inside_rollout(address("r2")):
-        assert seen() == ["r2", "r2"]
     assert same(in_place(), untouched)
 
 
@@ -114,16 +134,47 @@ def test_functions_that_are_wrapped_and_unwrapped_during_a_rollout_are_as_they_w
     assert same(in_place(), untouched)
 
 
-def test_a_wrapper_that_stays_below_another_librarys_is_used_again(instrumentor):
+def test_a_library_that_stays_is_wrapped_in_every_rollout_and_left_as_it_was(instrumentor):
     untouched = in_place()
     with inside_rollout(address("r1")):
         instrumentor.instrument()
+    theirs = in_place()
+    for name in ("r2", "r3"):
+        with inside_rollout(address(name)):
+            assert seen() == [name, name]
+        assert same(in_place(), theirs)
+        assert same(tuple(function.__wrapped__ for function in theirs), untouched)
+    instrumentor.uninstrument()
+    assert same(in_place(), untouched)
+
+
+def test_two_libraries_that_wrap_during_a_rollout_leave_everything_as_it_was(instrumentor):
+    untouched = in_place()
+    other = Instrumentor()
+    with inside_rollout(address("r1")):
+        instrumentor.instrument()
+        other.instrument()
+        assert seen() == ["r1", "r1"]
+    assert seen() == [None, None]
+    assert (instrumentor.submitted, other.submitted) == (2, 2)
+    other.uninstrument()
+    instrumentor.uninstrument()
+    assert same(in_place(), untouched)
+
+
+@pytest.mark.parametrize("decorate", [passing_on, Passing])
+def test_a_wrapper_that_stays_below_what_only_notes_what_it_wraps_is_used_again(decorate, instrumentor):
+    untouched = in_place()
+    with inside_rollout(address("r1")):
+        threading.Thread.start = decorate(threading.Thread.start)
+        ThreadPoolExecutor.submit = decorate(ThreadPoolExecutor.submit)
     below = tuple(function.__wrapped__ for function in in_place())
+    assert seen() == [None, None]
     for name in ("r2", "r3"):
         with inside_rollout(address(name)):
             assert seen() == [name, name]
         assert same(tuple(function.__wrapped__ for function in in_place()), below)
-    instrumentor.uninstrument()
+    threading.Thread.start, ThreadPoolExecutor.submit = below
     with inside_rollout(address("r4")):
         assert same(in_place(), below)
     assert same(in_place(), untouched)

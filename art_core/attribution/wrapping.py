@@ -80,20 +80,27 @@ def _is_wrapped(function: Any) -> bool:
 
 
 def unwrap() -> None:
-    """Restore what is wrapped, except below the wrappers of other libraries: there ours only pass calls on.
+    """Restore what is wrapped, also below the wrappers of other libraries.
 
-    Those are remembered, because the other libraries may put them back.
+    Below one that can't be told what to call, ours stays and only passes calls on until that one is removed.
     """
     global _live
     with lock:
         _live = False
-        buried = []
-        for owner, name, original, wrapper in _wrapped:
-            if vars(owner)[name] is wrapper:
-                setattr(owner, name, original)
-            else:
-                buried.append((owner, name, original, wrapper))
-        _wrapped[:] = buried
+        _wrapped[:] = [place for place in _wrapped if not _restore(*place)]
+
+
+def _restore(owner: Any, name: str, original: Any, wrapper: Function) -> bool:
+    above, function = None, vars(owner)[name]
+    while function is not None and function is not wrapper:
+        above, function = function, getattr(function, "__wrapped__", None)
+    if above is None:
+        setattr(owner, name, original)
+    elif function is wrapper and hasattr(type(above), "__wrapped__"):  # wrapt's, which calls what this is
+        above.__wrapped__ = original
+    else:
+        return False
+    return True
 
 
 def _watch_imports() -> None:
