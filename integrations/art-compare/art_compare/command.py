@@ -1,0 +1,145 @@
+"""The command ``art compare``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from art_cli.summary import print_trajectory
+from art_compare.comparison import Comparison, Difference
+from art_compare.comparison import compare as compare_sides
+from art_compare.measures import MEASURES, read_prices
+from art_core.errors import ConfigError
+from art_core.plugin_api import plural, printable
+
+FAILED, NOT_SHOWN = 1, 3
+FLIPS_SHOWN = 5
+TASK_CHARS = 100
+FEW = 20
+"""Tasks below which the bootstrap's intervals are too narrow."""
+
+
+def compare(
+    sides: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run folders, each [NAME=]FOLDER[@EVALUATION]; the others are compared with the first. One folder alone is "
+            "compared before and after training."
+        ),
+    ],
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="Conditions that every side but the first must meet: 'success >= live - 0.02, cost <= 0.5 * live'."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="The gate also needs enough tasks to show it: exit code 3.")
+    ] = False,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PROMPT/SAMPLED in US dollars per million tokens, for the cost of a side; repeatable."),
+    ] = None,
+    temperature: Annotated[
+        str | None,
+        typer.Option(help="Which evaluations: a number, or own for the agent's own; default: what all sides have."),
+    ] = None,
+    transcripts: Annotated[int, typer.Option(min=0, help="Tasks that flipped to print in full, lost ones first.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare models on the same tasks, and decide whether one may replace another.
+
+    Exit codes: 0: the gate holds, or the tasks don't show that it fails; 1: it fails; 2: nothing to compare; 3: with --strict,
+    too few tasks to show that it holds.
+    """
+    try:
+        chosen = float(temperature) if temperature not in (None, "own") else temperature
+        comparison = compare_sides(*sides, gate=gate, temperature=chosen, prices=read_prices(price or []))
+        verdicts = comparison.verdicts
+    except (ConfigError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if json_:
+        print(json.dumps(comparison.as_json()))  # noqa: T201 - the command's result
+    else:
+        _print(comparison, transcripts)
+    states = {verdict.state for verdict in verdicts}
+    if "fails" in states:
+        raise typer.Exit(FAILED)
+    if strict and "not shown" in states:
+        raise typer.Exit(NOT_SHOWN)
+
+
+def _print(comparison: Comparison, transcripts: int) -> None:
+    console = Console()
+    say = _plainly(console)
+    console.print(_table(comparison))
+    own = comparison.sides[0].temperature
+    at = "the agents' own temperature" if own is None else f"temperature {own:g}"
+    say(f"{plural(len(comparison.keys), 'task')} that all sides have, {at}; intervals of 95 %, over the tasks")
+    for side in comparison.sides:
+        if rest := len(side.trajectories) - len(comparison.keys):
+            say(f"{side.name} has {plural(rest, 'task')} more, left out")
+    if len(comparison.keys) < FEW:
+        say(f"with fewer than {FEW} tasks these intervals are too narrow")
+    rewards = {side.reward for side in comparison.sides}
+    if len(rewards) > 1:
+        say(f"scored by different rewards: {', '.join(sorted(map(str, rewards)))}")
+    for number, side in enumerate(comparison.sides[1:], 1):
+        _print_flips(comparison, number, side.name, transcripts, console)
+    for verdict in comparison.verdicts:
+        show = MEASURES[verdict.condition.split()[0]].show
+        advice = f": {verdict.advice}" if verdict.advice else ""
+        bound = f"{show(verdict.value)}, the bound is {show(verdict.bound)}"
+        say(f"{verdict.state.upper()}  {verdict.side}: {verdict.condition}  ({bound}){advice}")
+
+
+def _plainly(console: Console):  # noqa: ANN202 - a function of one text
+    return lambda text: console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(comparison: Comparison) -> Table:
+    first, *others = (side.name for side in comparison.sides)
+    table = Table("per task", first)
+    for name in others:
+        table.add_column(name)
+        table.add_column("difference")
+    for measure, how in MEASURES.items():
+        values = [comparison.value(measure, number) for number in range(len(comparison.sides))]
+        if all(value is None for value in values):
+            continue
+        row = ["-" if values[0] is None else how.show(values[0])]
+        for number, value in enumerate(values[1:], 1):
+            row += ["-" if value is None else how.show(value), _shown(comparison.difference(measure, number), measure)]
+        table.add_row(measure, *row)
+    return table
+
+
+def _shown(difference: Difference | None, measure: str) -> str:
+    if difference is None:
+        return "-"
+    how = MEASURES[measure]
+    numbers = [difference.value, *difference.interval]
+    value, low, high = (f"{100 * it:+.1f}" if how.points else f"{it:+.3g}" for it in numbers)
+    p = f", p = {difference.p:.2g}" if difference.p is not None and measure == "success" else ""
+    return f"{value}{' points' if how.points else ''} ({low} to {high}){p}"
+
+
+def _print_flips(comparison: Comparison, number: int, name: str, transcripts: int, console: Console) -> None:
+    flips, say = comparison.flips(number), _plainly(console)
+    if not flips.lost and not flips.won:
+        return
+    first = comparison.sides[0].name
+    say(f"{name} solved {plural(len(flips.won), 'task')} that {first} did not, and lost {len(flips.lost)}")
+    for sign, keys in (("-", flips.lost), ("+", flips.won)):
+        for key in keys[:FLIPS_SHOWN]:
+            task = json.dumps(comparison.trajectories(key)[0].task, ensure_ascii=False)
+            say(f"  {sign} {task[:TASK_CHARS]}{' ...' * (len(task) > TASK_CHARS)}")
+        if len(keys) > FLIPS_SHOWN:
+            say(f"  {sign} and {len(keys) - FLIPS_SHOWN} more: --json has all")
+    for key in (*flips.lost, *flips.won)[:transcripts]:
+        print_trajectory(comparison.sides[0].trajectories[key], first, console)
+        print_trajectory(comparison.sides[number].trajectories[key], f"{name}, the same task", console)

@@ -1,0 +1,156 @@
+"""Compares sides on the tasks that all of them have: ``compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from art_compare import statistics
+from art_compare.gate import Condition, Verdict, judge, read_gate
+from art_compare.measures import MEASURES, Price, numbers
+from art_compare.sides import Side, as_json, read_sides, shared_tasks
+from art_core import Report
+from art_core.errors import ConfigError
+from art_core.types import Trajectory
+
+Z_95 = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a side differs from the first in one measure."""
+
+    value: float
+    """The side's minus the first's."""
+    interval: tuple[float, float]
+    """95 %: the score interval of successes, else the paired bootstrap's."""
+    p: float | None = None
+    """McNemar's exact p-value, of successes only."""
+
+
+@dataclass(frozen=True)
+class Flips:
+    """The tasks, by their keys, that only one of two sides solved."""
+
+    lost: tuple[tuple[str, int], ...]
+    won: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Sides measured on the same tasks. The first is what the others are compared with."""
+
+    sides: tuple[Side, ...]
+    keys: tuple[tuple[str, int], ...]
+    """The tasks that all sides have."""
+    values: Mapping[str, np.ndarray] = field(repr=False)
+    """By the names of ``measures.numbers``, each (tasks, sides); NaN for what isn't known."""
+    conditions: tuple[Condition, ...] = ()
+
+    def index(self, name: str) -> int:
+        """Return a side's place. Raises ConfigError for a name that no side has."""
+        names = [side.name for side in self.sides]
+        if name not in names:
+            raise ConfigError(f"no side is called {name!r}; they are {', '.join(names)}")
+        return names.index(name)
+
+    def columns(self, measure: str, *sides: int) -> np.ndarray:
+        """Return a measure's numbers (tasks, len(sides)) of the tasks for which all these sides have one."""
+        values = self.values[MEASURES[measure].of][:, sides]
+        return values[~np.isnan(values).any(axis=1)]
+
+    def value(self, measure: str, side: int) -> float | None:
+        """Return what a side has in a measure; None if it isn't known."""
+        values = self.columns(measure, side)
+        return float(MEASURES[measure].sum_up(values)[0]) if len(values) else None
+
+    def difference(self, measure: str, side: int) -> Difference | None:
+        """Return how a side differs from the first in a measure; None if it isn't known of both."""
+        pairs = self.columns(measure, 0, side)
+        if not len(pairs):
+            return None
+        how = MEASURES[measure]
+        first, second = how.sum_up(pairs)
+        if how.points and statistics.is_binary(pairs):
+            lost, won = statistics.discordant(pairs)
+            interval = statistics.score_interval(lost, won, len(pairs), Z_95)
+            return Difference(float(second - first), interval, statistics.mcnemar(lost, won))
+        apart = statistics.resampled(pairs, lambda drawn: how.sum_up(drawn) @ np.array([-1.0, 1.0]))
+        return Difference(float(second - first), statistics.percentiles(apart, 0.025))
+
+    def flips(self, side: int) -> Flips:
+        """Return the tasks whose success differs between the first side and this one."""
+        first, other = self.values["success"][:, 0], self.values["success"][:, side]
+        lost = tuple(key for key, a, b in zip(self.keys, first, other, strict=True) if a > b)
+        return Flips(lost, tuple(key for key, a, b in zip(self.keys, first, other, strict=True) if a < b))
+
+    def trajectories(self, key: tuple[str, int]) -> tuple[Trajectory, ...]:
+        """Return every side's rollout of a task."""
+        return tuple(side.trajectories[key] for side in self.sides)
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What the gate says of every side but the first, condition by condition."""
+        return tuple(
+            judge(condition, self, side) for side in range(1, len(self.sides)) for condition in self.conditions
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sides": [as_json(side) for side in self.sides],
+            "tasks": len(self.keys),
+            "measures": {name: self._measure_as_json(name) for name in MEASURES if self.value(name, 0) is not None},
+            "flips": {
+                side.name: {
+                    how: [self._flip_as_json(key, number) for key in getattr(self.flips(number), how)]
+                    for how in ("lost", "won")
+                }
+                for number, side in enumerate(self.sides)
+                if number
+            },
+            "gate": [verdict.as_json() for verdict in self.verdicts],
+        }
+
+    def _measure_as_json(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {side.name: self.value(name, number) for number, side in enumerate(self.sides)}
+        differences = {side.name: self.difference(name, number) for number, side in enumerate(self.sides) if number}
+        return {"values": found, "differences": {name: it and vars(it) for name, it in differences.items()}}
+
+    def _flip_as_json(self, key: tuple[str, int], side: int) -> dict[str, Any]:
+        first, other = self.sides[0].trajectories[key], self.sides[side].trajectories[key]
+        return {"task": first.task, "rollout_ids": [first.rollout_id, other.rollout_id]}
+
+
+def compare(
+    *sides: str,
+    gate: str | None = None,
+    temperature: float | str | None = None,
+    prices: Mapping[str, Price] | None = None,
+) -> Comparison:
+    """Compare evaluations on the tasks that all of them have.
+
+    Each side is ``[NAME=]FOLDER[@EVALUATION]``; one folder alone is compared with itself, before and after training. ``gate``:
+    conditions such as ``"success >= live - 0.02, cost <= 0.5 * live"``. ``prices``: by side, for its cost. Raises ConfigError if
+    a side has no evaluation, or the sides share no task or temperature.
+    """
+    read = read_sides(sides, temperature)
+    keys = shared_tasks(read)
+    prices = dict(prices or {})
+    columns = [
+        numbers(Report(tuple(side.trajectories[key] for key in keys), side.temperature), prices.pop(side.name, None))
+        for side in read
+    ]
+    if prices:
+        raise ConfigError(f"no side is called {next(iter(prices))!r}, which has a price; they are {_names(read)}")
+    values = {name: np.array([column[name] for column in columns], dtype=float).T for name in columns[0]}
+    names = [side.name for side in read]
+    return Comparison(tuple(read), tuple(keys), values, read_gate(gate, names) if gate else ())
+
+
+def _names(sides: Sequence[Side]) -> str:
+    return ", ".join(side.name for side in sides)

@@ -1,0 +1,104 @@
+"""Tests and intervals for two measurements of the same tasks.
+
+Successes are compared by their pairs: a task that only one side solved tells something, one that both solved doesn't. The p-value
+is McNemar's, exact; the interval of the difference is Tango's score interval (Statistics in Medicine 17, 1998), which is right for
+few tasks and for few differences too. Everything else is resampled over the tasks (the paired bootstrap, percentiles).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+
+RESAMPLES = 10_000
+LEVEL = 0.05
+"""How often a gate may fail although nothing is worse."""
+Z_LEVEL = NormalDist().inv_cdf(1 - LEVEL)
+
+
+def is_binary(values: np.ndarray) -> bool:
+    """Whether all numbers are 0 or 1."""
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def discordant(pairs: np.ndarray) -> tuple[int, int]:
+    """Return how many tasks only the first side solved, and only the second. ``pairs``: (tasks, 2), all 0 or 1."""
+    return int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
+
+
+def mcnemar(lost: int, won: int) -> float:
+    """Return the two-sided p-value of: both sides solve equally many tasks.
+
+    ``lost``: tasks that only the first side solved, ``won``: that only the second solved.
+    """
+    return min(1.0, 2 * at_most(min(lost, won), lost + won))
+
+
+def at_most(successes: int, trials: int) -> float:
+    """Return the probability of at most so many heads when a fair coin is tossed."""
+    return sum(math.comb(trials, k) for k in range(successes + 1)) / 2**trials
+
+
+def score(lost: int, won: int, tasks: int, difference: float) -> float:
+    """Return Tango's statistic, standard normal if the second side's rate is higher by ``difference`` (-1 to 1)."""
+    linear = -won - lost + (2 * tasks - won + lost) * difference
+    constant = -lost * difference * (1 - difference)
+    root = math.sqrt(max(linear**2 - 8 * tasks * constant, 0.0))
+    lost_rate = (root - linear) / (4 * tasks)
+    variance = tasks * (2 * lost_rate + difference * (1 - difference))
+    deviation = won - lost - tasks * difference
+    if variance <= 0:
+        return math.copysign(math.inf, deviation) if deviation else 0.0
+    return deviation / math.sqrt(variance)
+
+
+def score_interval(lost: int, won: int, tasks: int, z: float) -> tuple[float, float]:
+    """Return the differences that the pairs don't contradict: those with a statistic from ``-z`` to ``z``."""
+    return _crossing(lost, won, tasks, z), _crossing(lost, won, tasks, -z)
+
+
+def _crossing(lost: int, won: int, tasks: int, z: float) -> float:
+    """Return the difference at which the statistic, which falls, is ``z``."""
+    low, high = -1.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if score(lost, won, tasks, middle) > z else (low, middle)
+    return (low + high) / 2
+
+
+def power(difference: float, unequal: float, tasks: int) -> float:
+    """Return about how often a gate finds that a side is worse by ``difference`` (above 0).
+
+    ``unequal``: the share of the tasks that only one side solves.
+    """
+    unequal = max(unequal, difference)
+    spread = math.sqrt(max(unequal - difference**2, 1e-12))
+    return NormalDist().cdf((difference * math.sqrt(tasks) - Z_LEVEL * math.sqrt(unequal)) / spread)
+
+
+def detectable(unequal: float, tasks: int, wanted: float = 0.8) -> float:
+    """Return the smallest difference that a gate finds with about this ``power``; 1 if there is none."""
+    return next((step / 1000 for step in range(1, 1001) if power(step / 1000, unequal, tasks) >= wanted), 1.0)
+
+
+def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return ``RESAMPLES`` sorted values of a statistic, each of as many tasks, drawn with replacement. The same every time.
+
+    ``values``: (tasks, n). ``statistic`` reduces (resamples, tasks, n) to (resamples,).
+    """
+    random, tasks = np.random.default_rng(0), len(values)
+    at_once = max(1, 2_000_000 // max(1, values.size))
+    parts = [
+        statistic(values[random.integers(0, tasks, (min(at_once, RESAMPLES - begin), tasks))])
+        for begin in range(0, RESAMPLES, at_once)
+    ]
+    return np.sort(np.concatenate(parts))
+
+
+def percentiles(sorted_values: np.ndarray, outside: float) -> tuple[float, float]:
+    """Return the bounds that leave ``outside`` (0 to 1) of the resamples on each side."""
+    low, high = np.quantile(sorted_values, [outside, 1 - outside])
+    return float(low), float(high)

@@ -1,0 +1,227 @@
+"""Evaluations are paired by task; differences, flips and the gate are those of the tasks that both sides have."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import art_core as art
+from art_cli.main import command
+from art_compare import compare, statistics
+from art_compare.gate import judge, read_gate
+from art_core.errors import ConfigError
+from art_core.testing import FakeEngine, ScriptedAgent
+
+TASKS = [f"task {number}" for number in range(40)]
+AGENT = ScriptedAgent(turns=1, max_tokens=8)
+
+
+def evaluation(folder, solved, tasks=TASKS, **settings):
+    """Record an evaluation in which the tasks numbered ``solved`` succeed, and return its folder as a text."""
+
+    def reward(trajectory):
+        return float(int(trajectory.task.split()[1]) in solved)
+
+    art.evaluate_sync(
+        AGENT, tasks, model="tiny", engine=FakeEngine(), reward=reward, run_dir=folder, progress=False, **settings
+    )
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two evaluations: mine lost task 3 and won 20 to 24; its tasks are in another order, and it has one more."""
+    folder = tmp_path_factory.mktemp("runs")
+    mine = ["task 99", *reversed(TASKS)]
+    return {
+        "live": evaluation(folder / "live", range(20)),
+        "mine": evaluation(folder / "mine", {*range(25)} - {3}, mine),
+    }
+
+
+def art_compare(*arguments):
+    return CliRunner().invoke(command(), ["compare", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_tasks_are_paired_whatever_their_order(runs):
+    found = compare(runs["live"], runs["mine"])
+    flips = found.flips(1)
+    assert len(found.keys) == 40
+    assert [found.trajectories(key)[0].task for key in flips.lost] == ["task 3"]
+    assert {found.trajectories(key)[1].task for key in flips.won} == {f"task {number}" for number in range(20, 25)}
+    difference = found.difference("success", 1)
+    assert difference.value == pytest.approx(4 / 40)
+    assert difference.interval[0] < 4 / 40 < difference.interval[1]
+    assert difference.p == pytest.approx(2 * (1 + 6) / 2**6)  # at most 1 of 6 fair coins, twice
+
+
+def test_the_command_shows_values_differences_and_the_tasks_that_flipped(runs):
+    shown = art_compare(runs["live"], runs["mine"], "--transcripts", 1)
+    assert shown.exit_code == 0, shown.output
+    assert "50.0%" in shown.output and "60.0%" in shown.output and "+10.0 points" in shown.output
+    assert "mine solved 5 tasks that live did not, and lost 1" in shown.output
+    assert '- "task 3"' in shown.output and '+ "task 24"' in shown.output
+    assert "mine, the same task" in shown.output
+    assert "mine has 1 task more, left out" in shown.output
+
+
+def test_a_gate_fails_only_if_the_tasks_show_it(runs):
+    worse = art_compare(runs["mine"], runs["live"], "--gate", "success >= mine - 0.02, success <= 0.4")
+    assert worse.exit_code == 0 and "NOT SHOWN  live: success >= mine - 0.02" in worse.output, worse.output
+    assert "more tasks show less" in worse.output
+    assert art_compare(runs["mine"], runs["live"], "--gate", "success >= mine", "--strict").exit_code == 3
+    assert art_compare(runs["mine"], runs["live"], "--gate", "success >= 0.8").exit_code == 1
+    assert art_compare(runs["live"], runs["mine"], "--gate", "success >= 0.2", "--strict").exit_code == 0
+
+
+def test_costs_are_compared_by_prices(runs):
+    prices = {"live": (1.0, 10.0), "mine": (0.1, 1.0)}
+    found = compare(runs["live"], runs["mine"], prices=prices, gate="cost <= 0.5 * live, cost <= 0.05 * live")
+    assert found.value("cost", 1) == pytest.approx(found.value("cost", 0) / 10)
+    assert [verdict.state for verdict in found.verdicts] == ["holds", "fails"]
+    with pytest.raises(ConfigError, match="--price"):
+        _ = compare(runs["live"], runs["mine"], gate="cost <= live").verdicts
+    with pytest.raises(ConfigError, match="no side is called 'other'"):
+        compare(runs["live"], runs["mine"], prices={"other": (1, 1)})
+
+
+def test_json_has_every_flip_with_its_rollouts(runs):
+    found = json.loads(art_compare(runs["live"], runs["mine"], "--json", "--gate", "success >= live").output)
+    assert found["measures"]["success"]["values"] == {"live": 0.5, "mine": 0.6}
+    assert [flip["task"] for flip in found["flips"]["mine"]["lost"]] == ["task 3"]
+    assert len(found["flips"]["mine"]["won"][0]["rollout_ids"]) == 2
+    assert found["gate"][0]["state"] == "not shown"
+
+
+def test_one_folder_is_compared_before_and_after_training(tmp_path):
+    trained = tmp_path / "run"
+    art.train_sync(
+        AGENT, TASKS[:4], model="tiny", engine=FakeEngine(), reward=lambda t: float(len(t.task) > 6), run_dir=trained, steps=1,
+        tasks_per_step=1, group_size=2, eval_tasks=TASKS[:8], progress=False,
+    )  # fmt: skip
+    assert [side.name for side in compare(str(trained)).sides] == ["before", "after"]
+    three = compare(f"start={trained}@before", f"{trained}@after", f"end={trained}@after")
+    assert [side.name for side in three.sides] == ["start", "after", "end"]
+
+
+def test_what_cannot_be_compared_is_refused_with_what_to_do(runs, tmp_path):
+    for arguments, message in (
+        ((tmp_path / "nowhere", runs["mine"]), "is not a run folder"),
+        ((f"{runs['live']}@after", runs["mine"]), "has no evaluation 'after'; it has 'evaluation'"),
+        ((runs["live"], runs["live"]), "NAME=FOLDER"),
+        ((runs["live"], runs["mine"], "--temperature", 1), "not all evaluated at temperature 1"),
+        ((runs["live"], runs["mine"], "--gate", "succes >= live"), "is not a condition"),
+        ((runs["live"], runs["mine"], "--gate", "success >= other"), "the sides are live, mine"),
+        ((runs["live"], runs["mine"], "--price", "live=1"), "PROMPT/SAMPLED"),
+        ((runs["live"], f"o={evaluation(tmp_path / 'other', (), ['task 100'])}"), "no task in common"),
+    ):
+        refused = art_compare(*arguments)
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.output.replace("│", " ").split()), refused.output
+
+
+def test_tasks_that_occur_twice_are_paired_in_order(tmp_path):
+    twice = [*TASKS[:2], *TASKS[:2]]
+    found = compare(evaluation(tmp_path / "a", (0,), twice), evaluation(tmp_path / "b", (0, 1), twice))
+    assert len(found.keys) == 4 and len(found.flips(1).won) == 2
+
+
+def test_a_task_without_a_score_does_not_count_for_the_reward(tmp_path):
+    def unable(trajectory):
+        if trajectory.task == "task 0":
+            raise RuntimeError("the judge is away")
+        return 0.5
+
+    for name in "ab":
+        art.evaluate_sync(
+            AGENT, TASKS[:3], model="tiny", engine=FakeEngine(), reward=unable, run_dir=tmp_path / name, progress=False
+        )
+    found = compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert found.value("reward", 0) == 0.5 and found.value("success", 0) is None
+    assert len(found.columns("reward", 0, 1)) == 2 and not found.flips(1).lost
+
+
+# The statistics
+
+
+def test_the_score_statistic_is_mcnemars_at_no_difference_and_falls():
+    assert statistics.score(5, 15, 100, 0.0) == pytest.approx(10 / 20**0.5)
+    for lost, won, tasks in ((5, 15, 100), (0, 0, 50), (3, 0, 10), (0, 10, 10), (10, 0, 10)):
+        values = [statistics.score(lost, won, tasks, step / 100) for step in range(-99, 100)]
+        assert all(a >= b - 1e-9 for a, b in zip(values, values[1:], strict=False))
+        low, high = statistics.score_interval(lost, won, tasks, 1.96)
+        assert -1 <= low <= (won - lost) / tasks <= high <= 1 and low < high
+
+
+def test_the_interval_is_the_published_one():
+    # Tango 1998, table II: 1 and 12 of 44 pairs, cross-over study of contact lenses: -0.3987 to -0.1048 or so by his method.
+    low, high = statistics.score_interval(12, 1, 44, 1.959964)
+    assert (low, high) == pytest.approx((-0.4, -0.105), abs=0.02)
+
+
+def pairs(random, tasks, lost, won):
+    """Draw tasks that only the first side solves, only the second, or else both or neither."""
+    drawn = random.random(tasks)
+    first, second = drawn < lost, (drawn >= lost) & (drawn < lost + won)
+    both = ~first & ~second & (random.random(tasks) < 0.6)
+    return np.stack([first | both, second | both], axis=1).astype(float)
+
+
+def states(gate, columns):
+    """Return what a gate says of each pair of columns, as shares of all."""
+    [condition] = read_gate(gate, ["live", "mine"])
+
+    class Given:
+        sides = [type("Side", (), {"name": name}) for name in ("live", "mine")]
+        index = ["live", "mine"].index
+
+        def __init__(self, values):
+            self.columns = lambda *_: values
+
+    found = [judge(condition, Given(values), 1).state for values in columns]
+    return {state: found.count(state) / len(found) for state in ("fails", "holds", "not shown")}
+
+
+@pytest.mark.parametrize(("tasks", "unequal"), [(200, 0.2), (200, 0.04), (50, 0.3), (20, 0.4)])
+@pytest.mark.parametrize("gate", ["success >= live", "success >= live - 0.02", "success <= live"])
+def test_a_gate_is_seldom_wrong_about_equal_models(tasks, unequal, gate):
+    random = np.random.default_rng(0)
+    found = states(gate, [pairs(random, tasks, unequal / 2, unequal / 2) for _ in range(1000)])
+    assert found["fails"] <= statistics.LEVEL + 0.014  # two standard errors of 1,000 comparisons
+
+
+@pytest.mark.parametrize(("tasks", "unequal"), [(200, 0.2), (50, 0.3), (20, 0.4)])
+def test_a_gate_without_a_margin_is_never_wrong_more_often_than_stated(tasks, unequal):
+    wrong = 0.0
+    for apart in range(tasks + 1):
+        chance = math.comb(tasks, apart) * unequal**apart * (1 - unequal) ** (tasks - apart)
+        columns = [
+            np.array([[1.0, 0.0]] * (apart - won) + [[0.0, 1.0]] * won + [[1.0, 1.0]] * (tasks - apart))
+            for won in range(apart + 1)
+        ]
+        if chance > 1e-6:
+            fails = (states("success >= live", [column])["fails"] for column in columns)
+            wrong += chance * sum(f * math.comb(apart, won) / 2**apart for won, f in enumerate(fails))
+    assert 0 < wrong <= statistics.LEVEL
+
+
+@pytest.mark.parametrize("unequal", [0.12, 0.2, 0.3, 0.4])
+def test_a_gate_finds_ten_points_of_200_tasks_as_often_as_stated(unequal):
+    random = np.random.default_rng(0)
+    worse = [pairs(random, 200, unequal / 2 + 0.05, unequal / 2 - 0.05) for _ in range(1000)]
+    assert states("success >= live", worse)["fails"] == pytest.approx(statistics.power(0.1, unequal, 200), abs=0.05)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("gate", ["reward >= live", "cost <= live", "seconds_p95 <= 1.0 * live"])
+def test_a_gate_is_seldom_wrong_about_numbers_with_a_long_tail(gate):
+    random = np.random.default_rng(0)
+
+    def drawn():
+        task = random.exponential(1, (200, 1))
+        return task + random.exponential(1, (200, 2))
+
+    # 5 %, and what chance adds in 400 comparisons.
+    assert states(gate, [drawn() for _ in range(400)])["fails"] <= statistics.LEVEL + 0.03
