@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -97,7 +98,7 @@ def _print(comparison: Comparison, transcripts: int) -> None:
         say(f"{verdict.state.upper()}  {verdict.side}: {verdict.condition}  ({bound}){advice}")
 
 
-def _plainly(console: Console):  # noqa: ANN202 - a function of one text
+def _plainly(console: Console) -> Callable[[str], None]:
     return lambda text: console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 

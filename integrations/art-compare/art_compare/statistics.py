@@ -1,8 +1,8 @@
 """Tests and intervals for two measurements of the same tasks.
 
 Successes are compared by their pairs: a task that only one side solved tells something, one that both solved doesn't. The p-value
-is McNemar's, exact; the interval of the difference is Tango's score interval (Statistics in Medicine 17, 1998), which is right for
-few tasks and for few differences too. Everything else is resampled over the tasks (the paired bootstrap, percentiles).
+is McNemar's, exact. The difference has Tango's score interval (Statistics in Medicine 17, 1998), also right for few tasks and few
+differences. Everything else is resampled over the tasks (paired bootstrap, percentiles).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-RESAMPLES = 10_000
+RESAMPLES = 4_000
 LEVEL = 0.05
 """How often a gate may fail although nothing is worse."""
 Z_LEVEL = NormalDist().inv_cdf(1 - LEVEL)
