@@ -22,6 +22,8 @@ MODELS = "art.models"
 """Entry points of this group give the folder of a model under a name of one word: a path, or a function that returns it."""
 MODEL_FILES = "art.model_files"
 """Entry points of this group, named by a file's suffix, turn such a file, or a folder that has one, into a model folder."""
+LIVE = "live"
+"""The ``model`` of an evaluation whose calls the agent's own providers answer, and the engine that records them."""
 PRETRAINED_FROM, SMALL_BELOW = 10_000_000, 1_000_000_000
 """Parameters: pretrained models between these sizes are small ones, for which other defaults hold."""
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
@@ -251,6 +253,8 @@ def model_folder(model: str) -> str:
     """Return the folder of ``model``, or its hub name. Raises ConfigError for a path that is not a model folder."""
     if (shipped := shipped_model(model)) is not None:
         return str(shipped)
+    if model == LIVE:
+        return LIVE
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
         return str(path)
@@ -274,7 +278,7 @@ def model_folder(model: str) -> str:
 def with_model_defaults(config: TrainConfig, folder: str) -> TrainConfig:
     """Return ``config`` with the settings that depend on the size of the model in ``folder``, which may be a hub name."""
     temperature, most, decay_steps = config.temperature, config.max_temperature, config.decay_steps
-    unset = temperature is None or decay_steps is None
+    unset = folder != LIVE and (temperature is None or decay_steps is None)
     small = unset and PRETRAINED_FROM <= (parameter_count(folder) or 0) < SMALL_BELOW
     if most is None:
         most = 1.0 if temperature is None else temperature

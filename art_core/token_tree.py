@@ -26,6 +26,8 @@ def build_tree(
     off at their token limit the weight 0. Targets are ordered by trajectory, call and position. Raises ValueError if the
     number of advantages differs from that of trajectories or calls.
     """
+    if any(not call.prompt_ids for trajectory in trajectories for call in trajectory.calls):
+        raise ValueError("a call that was recorded as text has no tokens; leave its trajectory out")
     by_call = _by_call(trajectories, advantages, call_advantages)
     untrained = {"aborted", "length"} if drop_overlong else {"aborted"}
     radix = RadixTree()

@@ -31,6 +31,8 @@ USE_ADDRESS = (
 LET_IT_GO = "if the call should go there, name its model in passthrough=, or make it inside art_core.exempt()"
 TO_DO = f"if docs/dialects.md lists this API, {USE_ADDRESS}; {LET_IT_GO}"
 OTHER_API = f"no installed dialect answers this API: docs/dialects.md lists all, and what to install; {LET_IT_GO}"
+RELAY = "x-art-url"
+"""The header that says where a relayed request goes."""
 _checked: ContextVar[bool] = ContextVar("art_checked", default=False)
 """Whether this context is sending a request that may leave, so that the layers below need not check it again."""
 
@@ -40,7 +42,9 @@ class Target(NamedTuple):
 
     url: str
     headers: dict[str, str]
-    """To be set beside the request's own, without the keys of its provider."""
+    """To be set beside the request's own."""
+    keeps_keys: bool = False
+    """Whether the request is relayed to its provider, so that the headers meant for it stay."""
 
 
 Sender = Callable[..., Any]
@@ -85,6 +89,8 @@ def _check(library: str, method: str, url: str, body: Callable[[], Any], client:
     passing = {_short(name): name for name in address.passthrough} if address else {}
     model = passing.get(_short(call.model or ""), call.model)
     where = f"{method} {parts.hostname}{parts.path}"
+    if address is not None and address.live and library in _senders and (path := _path_of(parts.path)):
+        return Target(f"{address.base_url}{path}", _own_headers() | {RELAY: url}, keeps_keys=True)
     # Of a body that can't be read here, such as a stream, the model may be one that passes through.
     known = call.model is not None or not passing
     path, to_do = None, TO_DO
@@ -106,8 +112,7 @@ def _check_leaves(
     except CaptureError as error:
         raise CallRefused(str(error)) from error
     if owner is not None and path is not None:
-        ours = {"Authorization": f"Bearer {owner.api_key}", "x-art-request-id": uuid.uuid4().hex}
-        return Target(f"{owner.base_url}{path}", ours | caller_headers())
+        return Target(f"{owner.base_url}{path}", {"Authorization": f"Bearer {owner.api_key}"} | _own_headers())
     refused = owner is not None
     if address is not None and (rollout := live.get(address.base_url)):
         with lock:
@@ -118,6 +123,10 @@ def _check_leaves(
             f"redirected; {to_do}"
         )
     return None
+
+
+def _own_headers() -> dict[str, str]:
+    return {"x-art-request-id": uuid.uuid4().hex} | caller_headers()
 
 
 @functools.lru_cache(1024)

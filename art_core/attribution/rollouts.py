@@ -131,6 +131,7 @@ def carried(origin: Origin) -> Iterator[None]:
 def destination(model: str | None, base_url: str | None = None) -> RolloutAddress | None:
     """Return the address of the rollout that a call to ``model`` belongs to, or None if it goes where the caller sends it.
 
+    None too in a live rollout, whose calls are only recorded on their way.
     ``base_url`` is where the caller would send the call: if it is the address of a live rollout, the call belongs to that
     one, else to the current one. None if there is no rollout, if the rollout passes ``model`` or the calling node through,
     and inside ``exempt()``. Raises CaptureError if the call may belong to any rollout, because its thread carries none while
@@ -143,6 +144,8 @@ def destination(model: str | None, base_url: str | None = None) -> RolloutAddres
     address = addressed.address if addressed else current_rollout.get()
     if address is None:
         return _check_thread_is_known(model)
+    if address.live:
+        return None
     if model not in address.passthrough and (not address.nodes or within(agent_name(), address.nodes)):
         return address
     if addressed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -106,12 +106,16 @@ class Exchange:
         """Add an event of a stream; ``flush`` sends it."""
         self._events.append(event.encode() if isinstance(event, str) else event)
 
+    async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Start an answer, whose parts are added with ``event`` and sent with ``flush``."""
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
     async def flush(self, *, last: bool = False) -> None:
         """Send the added events in one packet. The first flush starts the answer, and ``last`` ends it."""
         if not self.started:
-            self.started = True
-            head = ((b"content-type", self.dialect.media_type.encode()), (b"cache-control", b"no-cache"))
-            await self._send({"type": "http.response.start", "status": 200, "headers": head})
+            media_type = self.dialect.media_type.encode()
+            await self.begin(200, ((b"content-type", media_type), (b"cache-control", b"no-cache")))
         events = b"".join(self._events)
         self._events.clear()
         self.finished = last

@@ -14,13 +14,14 @@ A call to ``/rollouts/{rollout_id}/v1/chat/completions`` goes through these step
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from art_core.capture.admission import CallActivity, Gate
 from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect, Paths
@@ -177,6 +178,13 @@ class CaptureApp:
         if is_models:
             policy = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
             return await exchange.answer(200, {"object": "list", "data": [policy]})
+        relay = getattr(rollout.upstream, "relay", None)
+        if relay is not None:
+            record = functools.partial(self._save, rollout_id)
+            request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
+            return await self._run(
+                rollout_id, rollout, exchange, request_id, relay(exchange, path, body, request_id, record)
+            )
         try:
             request = read_object(body)
         except ValueError as error:
@@ -214,7 +222,14 @@ class CaptureApp:
         recording = Recording(request, request_id, agent, exchange.name("x-art-thread"))
         upstream = rollout.replay.with_fallback(rollout.upstream if trained else self._frozen or rollout.upstream)
         call = _CallInFlight(rollout_id, upstream, recording, exchange, body)
-        task = asyncio.create_task(self._stream(call) if request.get("stream") else self._complete(call))
+        work = self._stream(call) if request.get("stream") else self._complete(call)
+        await self._run(rollout_id, rollout, exchange, request_id, work)
+
+    async def _run(
+        self, rollout_id: str, rollout: _Rollout, exchange: Exchange, request_id: str, work: Coroutine[Any, Any, None]
+    ) -> None:
+        """Do the work of a call, unless its client, its retry or the end of its rollout cancels it first."""
+        task = asyncio.create_task(work)
         rollout.in_flight[request_id] = task
         task.add_done_callback(lambda _: rollout.in_flight.pop(request_id, None))
         disconnect = asyncio.create_task(exchange.disconnected())
@@ -233,6 +248,11 @@ class CaptureApp:
                 raise stopping_error()
             raise Refused("this call was cancelled: its rollout ended, or its client sent it again", status=409)
         task.result()
+
+    async def _save(self, rollout_id: str, call: Call) -> None:
+        """Record a relayed call, and return when it would survive this process."""
+        self.recorder.record(rollout_id, call)
+        await asyncio.wrap_future(self.recorder.saved())
 
     async def _complete(self, call: _CallInFlight) -> None:
         """Answer with a whole completion."""

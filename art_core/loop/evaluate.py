@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.config import check_tasks, make_config
-from art_core.errors import ArtError
+from art_core.config import LIVE, check_tasks, make_config
+from art_core.errors import ArtError, ConfigError
 from art_core.loop.advice import say_elsewhere
 from art_core.loop.display import Display, display, plural
 from art_core.loop.metrics import timed_separately
@@ -141,13 +141,18 @@ async def evaluate(
 ) -> Report:
     """Run ``agent`` once on every task and return the rewards.
 
-    ``model`` is a name, a model folder, or a run folder, whose newest checkpoint is then evaluated. ``temperature=None`` keeps
-    the agent's own sampling. A run's model is served as in the run: with its limits and formats and, if the run trained only
-    some nodes, with the same model for the others; ``settings``, fields of ``TrainConfig``, override that. Everything is
-    recorded in ``run_dir`` (default: a new folder under ``runs/``), which the report names. The same call with the ``run_dir``
-    of an interrupted evaluation reuses the answers and scores recorded there; after a finished one, it evaluates again.
+    ``model`` is a name, a model folder, a run folder, whose newest checkpoint is then evaluated, or ``"live"``: the agent's own
+    providers answer, and their calls are recorded as text. ``temperature=None`` keeps the agent's own sampling. A run's model is
+    served as in the run: with its limits and formats and, if the run trained only some nodes, with the same model for the others;
+    ``settings``, fields of ``TrainConfig``, override that. Everything is recorded in ``run_dir`` (default: a new folder under
+    ``runs/``), which the report names. The same call with the ``run_dir`` of an interrupted evaluation reuses the answers and
+    scores recorded there; after a finished one, it evaluates again.
     """
     check_tasks(tasks)
+    if model == LIVE:
+        engine = LIVE
+        if temperature is not None:
+            raise ConfigError("model='live' runs the agent as it is; drop temperature=")
     served, weights = _served(model, settings, at_address=is_address(engine))
     config = make_config(served, evaluate)
     screen = display(progress)

@@ -51,6 +51,8 @@ class Rollout:
     passthrough: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()
     """If not empty, the policy answers the calls of these nodes only."""
+    live: bool = False
+    """Whether the agent's own providers answer its calls."""
     continues: str | None = None
     """The id of an interrupted rollout: its requests get the recorded answers again, as long as they are the same."""
     rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -101,7 +103,9 @@ class Rollout:
         )
         replayed = await _in_reader(self.store.calls, self.continues) if self.continues else ()
         base_url = await self.serving.open(self.rollout_id, self.sampling, replayed=replayed)
-        self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes)
+        self.address = RolloutAddress(
+            self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes, self.live
+        )
         self._started = time.monotonic()
         self._stack = ExitStack()
         self._stack.enter_context(inside_rollout(self.address))

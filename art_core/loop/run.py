@@ -11,7 +11,7 @@ from typing import Any
 
 from art_core import losses, scoring
 from art_core.attribution import exempt, use_rollout_executor
-from art_core.config import TrainConfig, check_tasks
+from art_core.config import LIVE, TrainConfig, check_tasks
 from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.learning import Learning
@@ -121,6 +121,7 @@ class Run:
             continues=continues,
             passthrough=frozenset(self.config.passthrough),
             nodes=self.config.train_nodes if self.config.other_nodes == "passthrough" else (),
+            live=self.config.model == LIVE,
         )
 
     @property

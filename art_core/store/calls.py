@@ -17,7 +17,15 @@ import numpy as np
 from art_core.store.digest import call_digest, chain_digest, parts_of
 from art_core.store.recent import Recent, References, RolloutTail, WrittenCall
 from art_core.store.schema import DAMAGED
-from art_core.store.values import floats_from_bytes, from_json, ids_from_bytes, request_to_json, text_to_column
+from art_core.store.values import (
+    floats_from_bytes,
+    from_json,
+    ids_from_bytes,
+    object_from_json,
+    request_to_json,
+    text_to_column,
+    to_json,
+)  # fmt: skip
 from art_core.types import Call, JsonDict
 
 
@@ -79,6 +87,7 @@ class CallWriter:
             "tools": tools,
             "settings": settings,
             "response": self._blob(db, call.response),
+            "usage": to_json(dict(call.usage)) if call.usage else None,
         }
         seq = insert(db, "calls", values).lastrowid
         line.digest = line_digest
@@ -158,7 +167,7 @@ class RecordedCall:
 
 _COLUMNS = (
     "seq, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, thread, request_id, choice, reward, "
-    "temperature, finish_reason, messages, tools, settings, response, replaced, digest"
+    "temperature, finish_reason, messages, tools, settings, response, usage, replaced, digest"
 )
 
 
@@ -193,7 +202,23 @@ class CallReader:
         return self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE {where} ORDER BY seq", values).fetchall()
 
     def _call(self, row: tuple, *, texts: bool = True) -> Call:
-        seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response, _, _ = row
+        (
+            seq,
+            parent,
+            shared,
+            suffix,
+            sampled,
+            logprobs,
+            forced,
+            *plain,
+            messages,
+            tools,
+            settings,
+            response,
+            usage,
+            _,
+            _,
+        ) = row
         version, agent, thread, request_id, choice, reward, temperature, finish_reason = plain
         try:
             prompt = self._prompt(parent, shared, suffix, seq)
@@ -216,6 +241,7 @@ class CallReader:
                 forced=positions,
                 request=self._request(messages, tools, settings) if texts else {},
                 response={**self._blob(response)} if texts else {},
+                usage=object_from_json(usage),
             )
         except DAMAGED as error:
             raise ValueError(f"call {seq} of rollout {self._rollout_id!r}: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from art_core.errors import StoreError
 
-VERSION = 5
+VERSION = 6
 """In ``PRAGMA user_version``; a file of another version is refused."""
 APPLICATION = 0x61727431
 LOCKED_SECONDS = 30.0
@@ -42,7 +42,7 @@ CREATE TABLE calls (
     parent INTEGER, shared INTEGER NOT NULL, suffix BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL,
     forced BLOB NOT NULL, policy_version INTEGER NOT NULL, agent TEXT, thread TEXT, request_id TEXT NOT NULL,
     choice INTEGER NOT NULL, reward REAL, temperature REAL NOT NULL, finish_reason TEXT NOT NULL,
-    messages INTEGER NOT NULL, tools INTEGER, settings INTEGER NOT NULL, response INTEGER NOT NULL
+    messages INTEGER NOT NULL, tools INTEGER, settings INTEGER NOT NULL, response INTEGER NOT NULL, usage BLOB
 );
 CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);
 -- A retry looks up the call that it replaces.

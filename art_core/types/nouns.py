@@ -23,7 +23,8 @@ class Call:
     """One choice of one model call: the tokens the policy was shown and the tokens it sampled."""
 
     prompt_ids: tuple[int, ...]
-    """Exactly what the policy was shown, as the engine reported it. Never empty."""
+    """Exactly what the policy was shown, as the engine reported it. Empty only if the call was recorded as text, because a
+    provider's model answered: then there are no sampled tokens either, and it can't be trained."""
     sampled_ids: tuple[int, ...]
     """Exactly what the policy sampled, including the end-of-turn token if it was sampled."""
     logprobs: tuple[float, ...]
@@ -54,9 +55,12 @@ class Call:
     token ids) instead of ``messages`` if the agent sent a raw prompt."""
     response: Mapping[str, Any] = field(default_factory=dict)
     """The assistant message of the answer (role, content, tool_calls, and reasoning_content if the model was thinking)."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """Of a call recorded as text what its provider counted: ``prompt_tokens``, ``completion_tokens``, ``cached_tokens``; and
+    its ``seconds``."""
 
     def __post_init__(self) -> None:
-        if not self.prompt_ids:
+        if not self.prompt_ids and self.sampled_ids:
             raise ValueError("a Call needs at least one prompt token, the context of the first sampled token")
         if len(self.logprobs) != len(self.sampled_ids):
             raise ValueError(
@@ -257,3 +261,5 @@ class RolloutAddress:
     """Model names that the policy doesn't answer: calls to them go where the agent sends them."""
     nodes: tuple[str, ...] = ()
     """If not empty, the policy answers only the calls of these nodes; others go where the agent sends them."""
+    live: bool = False
+    """Whether the agent's own providers answer: calls go where the agent sends them, through this address, which records them."""

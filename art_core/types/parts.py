@@ -5,7 +5,7 @@ A part inherits the base class to override what it can do; one that doesn't inhe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -83,6 +83,9 @@ class EngineBase:
 
     loads_files = False
     """Whether ``load`` only accepts weights that have a ``path``."""
+    relay: Callable[..., Coroutine[Any, Any, None]] | None = None
+    """``relay(exchange, path, body, request_id, record)``, if the agent's own provider answers: sends the request there and its
+    answer back, and awaits ``record(call)`` before its end."""
 
     def begin(self, run_dir: Path) -> None:
         """Called once, before ``start``, with an existing folder for logs and other files."""

@@ -11,6 +11,9 @@ from art_gateway.dialects import dialects
 if TYPE_CHECKING:
     import typer
 
+    from art_core.config import TrainConfig
+    from art_core.types import Engine
+
 __all__ = ["dialects"]
 
 
@@ -27,3 +30,16 @@ def register_dialects(register: Register) -> None:
     """Register Responses, Anthropic Messages and completions."""
     for path, dialect in dialects().items():
         register(path, dialect)
+
+
+@hookimpl
+def register_engines(register: Register) -> None:
+    """Register ``live``, with which the agent's own providers answer."""
+    register("live", live_engine)
+
+
+def live_engine(model_folder: str, config: TrainConfig) -> Engine:
+    """Return the engine that relays and records."""
+    from art_gateway.live import LiveEngine
+
+    return LiveEngine(model_folder, config)

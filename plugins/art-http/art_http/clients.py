@@ -32,7 +32,8 @@ def _httpx(target: Target, send: Callable[..., Any], transport: Any, request: An
     """For ``handle_request`` and ``handle_async_request`` of httpx and httpx2; the latter's result is an awaitable."""
     library = sys.modules[type(request).__module__.partition(".")[0]]
     # As bytes, because a header may have any.
-    headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1").lower() not in KEYS]
+    left_out = _left_out(target)
+    headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1").lower() not in left_out]
     ours = {**target.headers, "host": urlsplit(target.url).netloc}
     headers += ((name.encode(), value.encode()) for name, value in ours.items())
     extensions = {name: value for name, value in request.extensions.items() if name not in ("sni_hostname", "target")}
@@ -108,7 +109,7 @@ async def _aiohttp(target: Target, send: Callable[..., Any], session: Any, metho
     direct = copy.copy(session)
     unset = dict.fromkeys(("_default_proxy", "_default_proxy_auth", "_default_auth", "_base_url", "_base_url_origin"))
     defaults = type(session.headers)(
-        (name, value) for name, value in session.headers.items() if name.lower() not in KEYS
+        (name, value) for name, value in session.headers.items() if name.lower() not in _left_out(target)
     )
     jar = aiohttp.DummyCookieJar()
     vars(direct).update(unset, _trust_env=False, _middlewares=(), _default_headers=defaults, _cookie_jar=jar)
@@ -132,7 +133,11 @@ FOR_THE_PROVIDER = frozenset(
 
 def _headers(headers: Mapping[Any, str], target: Target) -> dict[str, str]:
     named = ((name.decode("latin-1") if isinstance(name, bytes) else name, value) for name, value in headers.items())
-    return {name: value for name, value in named if name.lower() not in KEYS} | target.headers
+    return {name: value for name, value in named if name.lower() not in _left_out(target)} | target.headers
+
+
+def _left_out(target: Target) -> frozenset[str]:
+    return frozenset({"host"}) if target.keeps_keys else KEYS
 
 
 @functools.lru_cache(64)
