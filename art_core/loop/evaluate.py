@@ -162,7 +162,7 @@ async def evaluate(
     convert = {"to_input": to_input, "to_output": to_output}
     identities = experiment(agent, tasks, scored_by, **convert) | {"temperature": temperature, "weights": str(weights)}
     with screen:
-        if weights is None and recorded_settings(model).get("model") == config.model:
+        if model != LIVE and weights is None and recorded_settings(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint yet: evaluating its start weights")
         screen.phase("starting the engine", None)
         async with opened(setup) as run:
@@ -214,7 +214,7 @@ def _served(
 
     A server ``at_address`` has already started with other weights, so even a whole checkpoint must be loaded into it.
     """
-    begun = recorded_settings(model)
+    begun = {} if model == LIVE else recorded_settings(model)
     if not begun:
         return {**settings, "model": str(model)}, None
     served = {name: value for name, value in begun["config"].items() if name in SERVING and value not in (None, [], {})}

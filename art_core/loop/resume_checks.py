@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, shipped_model, weights_hash
+from art_core.config import LIVE, TrainConfig, shipped_model, weights_hash
 from art_core.errors import ConfigError
 from art_core.loop.display import plural
 from art_core.loop.own_code import digest, identity, source_of
@@ -99,7 +99,7 @@ def check_experiment(
     compared["loss"] = f"{loss_name} (source {source})" if source else loss_name
     passed = {**expected.experiment, **{name: value for name, value in compared.items() if name in expected.names}}
     if not begun:
-        local = Path(config.model).exists() and not shipped_model(config.model)
+        local = config.model != LIVE and Path(config.model).exists() and not shipped_model(config.model)
         store.set_meta("start_weights", weights)
         store.set_meta("model", str(Path(config.model).resolve()) if local else config.model)
         store.set_meta("config", settings)

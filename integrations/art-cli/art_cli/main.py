@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,15 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from art_cli.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings, stand_in_key
+from art_cli.arguments import (
+    load_agent,
+    load_example,
+    load_object,
+    load_reward,
+    load_tasks,
+    parse_settings,
+    stand_in_key,
+)  # fmt: skip
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, warn_refused
 from art_core.errors import ArtError, ConfigError, Terminated
@@ -216,13 +224,20 @@ def _train(arguments: Mapping[str, Any], run_dir: Path, dry_run: bool, allow_cha
 
 @app.command(
     "eval",
-    epilog="Example: `art eval agent.py:build_agent held_out.jsonl --reward agent.py:reward --model runs/my-run`",
+    epilog="Examples: `art eval agent.py:build_agent held_out.jsonl --reward agent.py:reward --model runs/my-run`; "
+    "`art eval agent.py:build_agent held_out.jsonl --reward agent.py:reward --live --run-dir runs/live`",
 )
 def evaluate(
     agent: Annotated[str, AGENT],
     tasks: Annotated[str, TASKS],
     reward: Reward = "ruler",
     model: Model = "tiny",
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Run the agent as it is, with its own provider and keys, and record its calls as text."
+        ),
+    ] = False,
     temperature: Annotated[float | None, typer.Option(help="Overrides the agent's temperature.")] = None,
     run_dir: RunDir = None,
     set_: Settings = None,
@@ -230,11 +245,12 @@ def evaluate(
     """Run an agent once on every task and report its success rate and mean reward."""
     import art_core as art
 
+    model = "live" if live else model
     run_dir = run_dir or new_run_dir(f"eval-{Path(model).name}")
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
     settings |= parse_settings(set_ or [], {"reward", *settings})
-    with _starting_engine(settings.get("engine")):
-        loaded = load_agent(agent), load_tasks(tasks)
+    with nullcontext() if live else _starting_engine(settings.get("engine")):
+        loaded = (load_object if live else load_agent)(agent), load_tasks(tasks)
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}", "resumes it"):
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), **settings)
     print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result

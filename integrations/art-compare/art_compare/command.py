@@ -13,7 +13,8 @@ from rich.table import Table
 from art_cli.summary import print_trajectory
 from art_compare.comparison import Comparison, Difference
 from art_compare.comparison import compare as compare_sides
-from art_compare.measures import MEASURES, read_prices
+from art_compare.measures import MEASURES
+from art_compare.prices import read_prices
 from art_core.errors import ConfigError
 from art_core.plugin_api import plural, printable
 

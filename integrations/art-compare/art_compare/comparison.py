@@ -12,7 +12,8 @@ import numpy as np
 
 from art_compare import statistics
 from art_compare.gate import Condition, Verdict, judge, read_gate
-from art_compare.measures import MEASURES, Price, numbers
+from art_compare.measures import MEASURES, numbers
+from art_compare.prices import Price
 from art_compare.sides import Side, as_json, read_sides, shared_tasks
 from art_core import Report
 from art_core.errors import ConfigError

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from art_compare.prices import UNKNOWN, Price, listed_cost
 from art_core import Report
-from art_core.errors import ConfigError
 from art_core.types import Trajectory
-
-Price = tuple[float, float]
-"""US dollars per million prompt tokens, and per million sampled ones."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,12 @@ MEASURES = {
 def numbers(report: Report, price: Price | None) -> dict[str, list[float]]:
     """Return of each rollout what ``MEASURES`` sums up; NaN for what isn't known of it."""
     trajectories = report.trajectories
-    nan = float("nan")
     tokens = [_tokens(trajectory) for trajectory in trajectories]
     return {
-        "success": report.successes if report.counts_successes else [nan] * len(trajectories),
-        "reward": [nan if it.reward is None else it.reward for it in trajectories],
+        "success": report.successes if report.counts_successes else [UNKNOWN] * len(trajectories),
+        "reward": [UNKNOWN if it.reward is None else it.reward for it in trajectories],
         "failed": [float(it.error is not None) for it in trajectories],
-        "cost": [nan if price is None else (p * price[0] + s * price[1]) / 1e6 for p, s in tokens],
+        "cost": [_cost(it, price) for it in trajectories],
         "seconds": [it.seconds for it in trajectories],
         "calls": [float(len(it.calls)) for it in trajectories],
         "prompt_tokens": [p for p, _ in tokens],
@@ -71,22 +67,23 @@ def numbers(report: Report, price: Price | None) -> dict[str, list[float]]:
     }
 
 
+def _cost(trajectory: Trajectory, price: Price | None) -> float:
+    if price is None:
+        return sum(listed_cost(call) for call in trajectory.calls if not call.choice)
+    prompt, sampled = _tokens(trajectory)
+    return (prompt * price[0] + sampled * price[1]) / 1e6
+
+
 def _tokens(trajectory: Trajectory) -> tuple[float, float]:
     """Return the prompt tokens of all requests, whose choices share one prompt, and the sampled tokens of all choices."""
-    prompts = {call.request_id or index: len(call.prompt_ids) for index, call in enumerate(trajectory.calls)}
-    return float(sum(prompts.values())), float(sum(len(call.sampled_ids) for call in trajectory.calls))
-
-
-def read_prices(texts: Mapping[str, str] | list[str]) -> dict[str, Price]:
-    """Read ``NAME=PROMPT/SAMPLED``. Raises ConfigError."""
-    prices: dict[str, Price] = {}
-    for text in texts:
-        name, _, price = text.partition("=")
-        try:
-            prompt, sampled = map(float, price.split("/"))
-        except ValueError:
-            raise ConfigError(
-                f"--price {text}: pass NAME=PROMPT/SAMPLED, in US dollars per million tokens, such as live=0.15/0.60"
-            ) from None
-        prices[name] = prompt, sampled
-    return prices
+    prompts: dict[object, float] = {}
+    sampled = 0.0
+    for index, call in enumerate(trajectory.calls):
+        text = not call.prompt_ids
+        tokens = call.usage.get("prompt_tokens", UNKNOWN) if text else float(len(call.prompt_ids))
+        # Of several choices recorded as text, the first has the usage of all.
+        if not (text and call.choice):
+            prompts[call.request_id or index] = tokens
+            sampled += call.usage.get("completion_tokens", UNKNOWN) if text else 0.0
+        sampled += len(call.sampled_ids)
+    return sum(prompts.values()), sampled
