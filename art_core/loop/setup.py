@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, model_folder, with_model_defaults
+from art_core.config import LIVE, TrainConfig, model_folder, with_model_defaults
 from art_core.errors import ConfigError
 from art_core.loop import resume_checks
 from art_core.loop.rewards import Rewards
@@ -38,6 +38,8 @@ class Setup:
             raise ConfigError(
                 f"plugins= takes Plugins(module, ...) of art_core.plugin_api, got {type(plugins).__name__}"
             )
+        if config.model == LIVE and engine != LIVE:
+            raise ConfigError("model='live' is for evaluate only: a provider's model can't be trained; pass one that can")
         self.plugins = plugins or Plugins()
         self.model_folder = model_folder(config.model)
         """Where the start weights are."""

@@ -6,6 +6,7 @@ events are put together.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import orjson
 from art_core.capture import CHAT, Dialect, merge_delta
 from art_core.errors import UpstreamError
 from art_core.types import JsonDict
+from art_gateway.dialects.bedrock import unframed
 
 FINISH = {
     "length": "length", "max_tokens": "length", "MAX_TOKENS": "length", "max_output_tokens": "length",
@@ -41,9 +43,12 @@ class Answer:
 
 def read_answer(path: str, dialect: Dialect, content: bytes) -> Answer:
     """Read the answer of a dialect's path. Empty if it can't be read, because nothing may depend on it."""
-    reader = _READERS.get(path.rpartition("/")[2].rpartition(":")[2])
+    end = path.rpartition("/")[2].rpartition(":")[2]
+    reader = _READERS.get(end)
     try:
-        events = list(_events(content))
+        events = list(_BINARY.get(end, _events)(content))
+        if not events:
+            return Answer()
         if path == CHAT or reader is None:
             return _chat(events)
         whole = reader(events)
@@ -192,18 +197,66 @@ def _ollama(events: list[JsonDict]) -> _Whole:
 
 
 def _converse(events: list[JsonDict]) -> _Whole:
-    [answer] = events
+    [answer] = events if "output" in events[0] else [_whole_converse(events)]
     conversation = {"messages": [answer["output"]["message"], {"role": "user", "content": [{"text": "."}]}]}
     return _Whole(conversation, FINISH.get(answer.get("stopReason") or "", "stop"), answer.get("usage") or {})
+
+
+def _converse_events(content: bytes) -> Iterable[JsonDict]:
+    return ({kind: details} for kind, details in unframed(content))
+
+
+def _invoke_events(content: bytes) -> Iterable[JsonDict]:
+    return (orjson.loads(base64.b64decode(details["bytes"])) for kind, details in unframed(content) if kind == "chunk")
+
+
+def _whole_converse(events: list[JsonDict]) -> JsonDict:
+    blocks: dict[int, JsonDict] = {}
+    whole: JsonDict = {}
+    for event in events:
+        [(kind, details)] = event.items()
+        if kind == "contentBlockStart":
+            blocks[details["contentBlockIndex"]] = {"toolUse": {**details["start"]["toolUse"], "input": ""}}
+        elif kind == "contentBlockDelta":
+            block = blocks.setdefault(details["contentBlockIndex"], {})
+            _grow_converse(block, details["delta"])
+        elif kind in ("messageStop", "metadata"):
+            whole |= details
+    content = [block for _, block in sorted(blocks.items())]
+    for block in content:
+        if "toolUse" in block:
+            block["toolUse"]["input"] = orjson.loads(block["toolUse"]["input"] or "{}")
+    return {**whole, "output": {"message": {"role": "assistant", "content": content}}}
+
+
+def _grow_converse(block: JsonDict, delta: JsonDict) -> None:
+    if "text" in delta:
+        block["text"] = block.get("text", "") + delta["text"]
+    if "toolUse" in delta:
+        block["toolUse"]["input"] += delta["toolUse"]["input"]
+    if thinking := delta.get("reasoningContent"):
+        thought = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})["reasoningText"]
+        thought["text"] += thinking.get("text", "")
+        if "signature" in thinking:
+            thought["signature"] = thinking["signature"]
+
+
+def _invoke(events: list[JsonDict]) -> _Whole:
+    whole = _messages(events)
+    whole.conversation["anthropic_version"] = "any"
+    return whole
 
 
 _READERS: dict[str, Callable[[list[JsonDict]], Any]] = {
     "responses": _responses,
     "messages": _messages,
-    "invoke": _messages,
+    "invoke": _invoke,
+    "invoke-with-response-stream": _invoke,
     "generateContent": _gemini,
     "streamGenerateContent": _gemini,
     "chat": _ollama,
     "converse": _converse,
+    "converse-stream": _converse,
 }
 """By the end of the path; the others are read like chat completions."""
+_BINARY = {"converse-stream": _converse_events, "invoke-with-response-stream": _invoke_events}

@@ -66,7 +66,7 @@ class LiveEngine(EngineBase):
         raise ConfigError("the agent's own providers can't be trained; pass a model to train, such as model='tiny'")
 
     async def relay(self, exchange: Exchange, path: str, body: bytes, request_id: str, record: Record) -> None:
-        """Send a request to where its header says, and its answer back; record it before its last part is sent."""
+        """Send a request to where its header says, and its answer back; record it before the answer's end is sent."""
         call = _Relayed(exchange, path, body, request_id)
         try:
             await self._exchange(call, record)
@@ -78,18 +78,19 @@ class LiveEngine(EngineBase):
         import aiohttp
         from yarl import URL as Address
 
-        exchange, held = call.exchange, b""
+        exchange = call.exchange
         try:
             async with self._client.post(  # type: ignore[union-attr]
                 Address(call.url, encoded=True), data=call.body, headers=call.headers(), allow_redirects=False
             ) as response:
                 head = [(k, v) for k, v in response.raw_headers if k.decode("latin-1").lower() not in OF_CONNECTIONS]
                 await exchange.begin(response.status, head)
+                streams = response.content_length is None
                 async for part in response.content.iter_any():
-                    exchange.event(held)
-                    await exchange.flush()
-                    held = part
                     call.content += part
+                    exchange.event(part)
+                    if streams:
+                        await exchange.flush()
                 refused = response.status >= 400
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -100,7 +101,6 @@ class LiveEngine(EngineBase):
             call.content.clear()  # an error is not an answer
         else:
             await call.save(record)
-        exchange.event(held)
         await exchange.flush(last=True)
 
 

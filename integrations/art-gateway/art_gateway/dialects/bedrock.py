@@ -12,7 +12,7 @@ import json
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -138,6 +138,22 @@ def framed(message_type: str, kind: str, details: JsonDict) -> bytes:
     lengths = struct.pack(">II", 16 + len(head) + len(payload), len(head))
     message = lengths + struct.pack(">I", zlib.crc32(lengths)) + head + payload
     return message + struct.pack(">I", zlib.crc32(message))
+
+
+def unframed(content: bytes) -> Iterator[tuple[str, JsonDict]]:
+    """Yield the kind and the JSON of each message of an event stream, as far as it is whole. Nothing is verified."""
+    while len(content) >= 16:
+        length, head_length = struct.unpack_from(">II", content)
+        head, payload = content[12 : 12 + head_length], content[12 + head_length : length - 4]
+        headers: JsonDict = {}
+        while head:
+            name, head = head[1 : 1 + head[0]].decode(), head[1 + head[0] :]
+            _, size = struct.unpack_from(">BH", head)
+            headers[name], head = head[3 : 3 + size].decode(), head[3 + size :]
+        if length > len(content):
+            return
+        yield headers.get(":event-type", ""), orjson.loads(payload)
+        content = content[length:]
 
 
 def _turn(turn: JsonDict) -> JsonDict:

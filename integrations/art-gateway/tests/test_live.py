@@ -1,0 +1,214 @@
+"""A live evaluation: the agent's own provider answers as if nothing were between them, and every call is recorded as text."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import openai
+import pytest
+from http_server import serving_app
+
+import art_core as art
+from art_core.errors import CaptureError, ConfigError
+from art_core.store import Store
+from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider, scripted_reply
+from art_gateway import dialects
+from art_gateway.answers import read_answer, usage_of
+
+TASKS = ["Please do task-001.", "Please do task-002."]
+TOOL = {"type": "object", "properties": {"q": {"type": "string"}}}
+CHAT_TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL}}
+QUESTION = [{"role": "user", "content": "Please do task-001."}]
+PARTS = [{"role": "user", "parts": [{"text": "Please do task-001."}]}]
+
+
+@pytest.fixture
+def provider():
+    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
+        yield running
+
+
+def live(agent, run_dir, tasks=TASKS, **settings):
+    settings = {"reward": lambda trajectory: 1.0, "progress": False, **settings}
+    return art.evaluate_sync(agent, tasks, model="live", run_dir=run_dir, **settings)
+
+
+def post(provider, path, body, **headers):
+    """Send what a client of the API sends, and return the answer."""
+    return httpx.post(provider.base_url.removesuffix("/v1") + path, json=body, headers=headers, trust_env=False)
+
+
+def test_the_provider_gets_the_agents_own_requests(provider, tmp_path):
+    def agent(task):
+        client = openai.OpenAI(base_url=provider.base_url, api_key="sk-own", default_headers={"x-mine": "own"})
+        answer = client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": task}], seed=3)
+        return answer.choices[0].message.content
+
+    def without_encoding(requests):
+        return [
+            (it.path, [h for h in it.headers if h[0] not in ("accept-encoding", "connection")], it.body)
+            for it in requests
+        ]
+
+    answers = [agent(task) for task in TASKS]
+    own = without_encoding(provider.requests)
+    provider.requests.clear()
+    report = live(agent, tmp_path / "run")
+    assert [trajectory.output for trajectory in report.trajectories] == answers
+    assert sorted(without_encoding(provider.requests)) == sorted(own)
+    assert ("authorization", "Bearer sk-own") in own[0][1]
+
+
+GOOGLE_TOOLS = [{"functionDeclarations": [{"name": "look", "parametersJsonSchema": TOOL}]}]
+AMAZON_TOOLS = {"tools": [{"toolSpec": {"name": "look", "inputSchema": {"json": TOOL}}}]}
+OF_ANTHROPIC = {"max_tokens": 9, "messages": QUESTION, "tools": [{"name": "look", "input_schema": TOOL}]}
+OF_OPENAI = {"model": "m", "messages": QUESTION, "tools": [CHAT_TOOL]}
+OF_RESPONSES = {"model": "m", "input": QUESTION, "tools": [{"type": "function", "name": "look", "parameters": TOOL}]}
+OF_GOOGLE = {"model": "m", "contents": PARTS, "tools": GOOGLE_TOOLS}
+OF_AMAZON = {"messages": [{"role": "user", "content": [{"text": "Please do task-001."}]}], "toolConfig": AMAZON_TOOLS}
+STREAM = {"stream": True}
+CASES = {
+    "/v1/chat/completions": (OF_OPENAI, "/v1/chat/completions", STREAM | {"stream_options": {"include_usage": True}}),
+    "/v1/responses": (OF_RESPONSES, "/v1/responses", STREAM),
+    "/v1/messages": ({"model": "m", **OF_ANTHROPIC}, "/v1/messages", STREAM),
+    "/v1beta/models/m:generateContent": (OF_GOOGLE, "/v1beta/models/m:streamGenerateContent?alt=sse", {}),
+    "/api/chat": ({**OF_OPENAI, "stream": False}, "/api/chat", STREAM),
+    "/model/m/converse": (OF_AMAZON, "/model/m/converse-stream", {}),
+    "/model/m/invoke": (
+        {"anthropic_version": "bedrock-2023-05-31", **OF_ANTHROPIC},
+        "/model/m/invoke-with-response-stream",
+        {},
+    ),
+}
+"""Path -> a request, and the path and what else the request has if it streams."""
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", CASES)
+def test_every_dialect_is_recorded_as_chat_messages(provider, tmp_path, path, streams):
+    body, stream_path, more = CASES[path]
+    url, body = (stream_path, body | more) if streams else (path, body)
+    # Bedrock has the model in its path only; other hosts than a provider's are recognised by the body.
+    body = {"model": "m", **body} if "/model/" not in path else {**body, "model": "m"}
+    report = live(lambda task: post(provider, url, body).status_code, tmp_path / "run", TASKS[:1])
+    [call] = report.trajectories[0].calls
+    assert report.trajectories[0].output == 200
+    assert call.request["messages"][-1]["content"] == "Please do task-001."
+    function = call.response["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("look", {"q": "task-001"})
+    assert call.policy_version == -1 and not call.prompt_ids
+    assert min(call.usage[name] for name in ("seconds", "prompt_tokens", "completion_tokens")) > 0
+
+
+def test_calls_and_their_usage_survive_in_the_run_folder(provider, tmp_path):
+    report = live(lambda task: post(provider, "/v1/chat/completions", OF_OPENAI).text, tmp_path / "run")
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        assert store.meta("model") == "live"
+        for trajectory in report.trajectories:
+            assert store.calls(trajectory.rollout_id) == trajectory.calls
+
+
+def test_a_providers_refusal_reaches_the_agent_unchanged_and_is_no_call(tmp_path):
+    async def busy(scope, receive, send):
+        headers = [(b"retry-after", b"0"), (b"content-type", b"application/json"), (b"x-own", b"1")]
+        await send({"type": "http.response.start", "status": 429, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"error": {"message": "slow down"}}'})
+
+    with serving_app(busy) as url:
+
+        def agent(task):
+            answer = httpx.post(
+                f"{url}/v1/chat/completions", json={"model": "m", "messages": QUESTION}, trust_env=False
+            )
+            assert (answer.status_code, answer.headers["x-own"], answer.json()["error"]["message"]) == (
+                429,
+                "1",
+                "slow down",
+            )
+            raise RuntimeError("too busy")
+
+        with pytest.raises(CaptureError, match="too busy"):
+            live(agent, tmp_path / "run", TASKS[:1])
+
+
+def test_a_stream_arrives_as_the_provider_sends_it(tmp_path):
+    first_read = threading.Event()
+    chunk = {"choices": [{"index": 0, "delta": {"content": "one "}}]}
+
+    async def slow(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for _ in range(2):
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"data: " + json.dumps(chunk).encode() + b"\n\n",
+                    "more_body": True,
+                }
+            )
+            await asyncio.to_thread(first_read.wait, 30)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    with serving_app(slow) as url:
+
+        def agent(task):
+            with httpx.stream(
+                "POST",
+                f"{url}/v1/chat/completions",
+                json={"model": "m", "messages": QUESTION, "stream": True},
+                trust_env=False,
+            ) as answer:
+                lines = answer.iter_lines()
+                text = next(lines)
+                first_read.set()
+                return [text, *lines].count(text)
+
+        report = live(agent, tmp_path / "run", TASKS[:1])
+    assert report.trajectories[0].output == 2
+    assert report.trajectories[0].calls[0].response["content"] == "one one "
+
+
+def test_an_agent_that_uses_the_address_itself_is_refused(tmp_path):
+    def agent(task, address):
+        answer = httpx.post(f"{address.base_url}/chat/completions", json={"messages": QUESTION}, trust_env=False)
+        raise RuntimeError(answer.json()["error"]["message"])
+
+    with pytest.raises(CaptureError, match="the agent called this address itself"):
+        live(agent, tmp_path / "run", TASKS[:1])
+
+
+def test_live_is_for_evaluations_without_a_temperature(tmp_path):
+    with pytest.raises(ConfigError, match="can't be trained"):
+        art.train_sync(lambda task: task, TASKS, model="live", reward=lambda t: 1.0, steps=1, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="drop temperature="):
+        live(lambda task: task, tmp_path / "run", temperature=1.0)
+
+
+def test_what_cannot_be_read_is_recorded_without_its_text():
+    chat = dialects()["/v1/messages"]
+    for content in (
+        b"",
+        b"not json",
+        b"[]",
+        b'{"type": "message"}',
+        b'data: {"type": "content_block_delta", "index": 3}',
+    ):
+        assert read_answer("/v1/messages", chat, content).choices in (
+            [],
+            [({"role": "assistant", "content": None}, "stop")],
+        )
+
+
+def test_usage_counts_cached_tokens_as_prompt_tokens():
+    anthropic = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 5, "output_tokens": 7}
+    assert usage_of(anthropic) == {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 90}
+    openai_usage = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 90}}
+    assert usage_of(openai_usage) == {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 90}
+    gemini = {
+        "promptTokenCount": 100,
+        "candidatesTokenCount": 4,
+        "thoughtsTokenCount": 3,
+        "cachedContentTokenCount": 90,
+    }
+    assert usage_of(gemini) == {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 90}
