@@ -64,14 +64,17 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
         "ART_ROLLOUT_ID": address.rollout_id,
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_BASE": address.base_url,
-        "OPENAI_API_KEY": address.api_key,
-        "OPENAI_AGENTS_DISABLE_TRACING": "1",  # traces would go to OpenAI with this key, which is not OpenAI's
         "ANTHROPIC_BASE_URL": root,
         "ANTHROPIC_API_URL": root,
-        "ANTHROPIC_API_KEY": address.api_key,
-        "ANTHROPIC_AUTH_TOKEN": address.api_key,  # the user's own would be sent beside the key
-        **variables_of_programs,
     }
+    if not address.live:  # else the program uses its own keys
+        variables |= {
+            "OPENAI_API_KEY": address.api_key,
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # traces would go to OpenAI with this key, which is not OpenAI's
+            "ANTHROPIC_API_KEY": address.api_key,
+            "ANTHROPIC_AUTH_TOKEN": address.api_key,  # the user's own would be sent beside the key
+            **variables_of_programs,
+        }
     if any(name.lower() in ("http_proxy", "all_proxy") for name in env):
         hosts = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
         host = urlsplit(address.base_url).hostname or ""

@@ -39,7 +39,9 @@ class Setup:
                 f"plugins= takes Plugins(module, ...) of art_core.plugin_api, got {type(plugins).__name__}"
             )
         if config.model == LIVE and engine != LIVE:
-            raise ConfigError("model='live' is for evaluate only: a provider's model can't be trained; pass one that can")
+            raise ConfigError(
+                "model='live' is for evaluate only: a provider's model can't be trained; pass one that can"
+            )
         self.plugins = plugins or Plugins()
         self.model_folder = model_folder(config.model)
         """Where the start weights are."""

@@ -11,7 +11,7 @@ from art_gateway.dialects import dialects
 if TYPE_CHECKING:
     import typer
 
-    from art_core.config import TrainConfig
+    from art_core import TrainConfig
     from art_core.types import Engine
 
 __all__ = ["dialects"]

@@ -6,6 +6,7 @@ connection itself. What the agent receives is the provider's answer, byte for by
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,16 +16,25 @@ import orjson
 
 from art_core.capture import UNREACHABLE, Exchange, Refused
 from art_core.errors import ConfigError, UpstreamError
+from art_core.plugin_api import API_KEY
 from art_core.types import Call, EngineBase, JsonDict, Weights
 from art_gateway.answers import Answer, read_answer
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from art_core.config import TrainConfig
+    from art_core import TrainConfig
 
 URL = "x-art-url"
 """The header with a request's own address."""
+PROVIDERS = {
+    "/v1/messages": ("ANTHROPIC_BASE_URL", "https://api.anthropic.com", "/v1"),
+    "/v1": ("OPENAI_BASE_URL", "https://api.openai.com/v1", ""),
+}
+"""Beginning of a path -> the variable with the provider's address, its default, and what of the path follows it.
+
+For programs that the agent starts: they have this address instead of their provider's, which only this process still knows.
+"""
 OWN = "x-art-"
 """What the headers begin with that are for this server only."""
 OF_CONNECTIONS = frozenset(
@@ -104,15 +114,23 @@ class LiveEngine(EngineBase):
         await exchange.flush(last=True)
 
 
+def provider_of(path: str) -> str | None:
+    """Return where a program's request goes by default; None if that isn't known."""
+    for beginning, (variable, default, kept) in PROVIDERS.items():
+        if path.startswith(beginning):
+            return os.environ.get(variable, default).rstrip("/") + kept + path.removeprefix("/v1")
+    return None
+
+
 class _Relayed:
     """A request on its way, and as much of its answer as has arrived."""
 
     def __init__(self, exchange: Exchange, path: str, body: bytes, request_id: str) -> None:
-        url = exchange.headers.get(URL)
-        if url is None:
+        url = exchange.headers.get(URL) or provider_of(path)
+        if url is None or API_KEY in exchange.headers.get("authorization", ""):
             raise Refused(
                 "the agent called this address itself, which here only records what it sends to its own provider: measure "
-                "this agent with a model, or let it use its own base URL",
+                "this agent with a model, or let it use its own base URL and key",
                 status=400,
                 code="no_provider",
             )

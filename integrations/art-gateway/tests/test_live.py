@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -110,6 +112,21 @@ def test_calls_and_their_usage_survive_in_the_run_folder(provider, tmp_path):
             assert store.calls(trajectory.rollout_id) == trajectory.calls
 
 
+@pytest.mark.system
+def test_a_program_that_the_agent_starts_is_recorded_too(provider, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-own")
+    chat = "openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'Please do task-001.'}])"
+    program = f"import openai; print({chat}.id)"
+
+    def agent(task):
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    report = live(agent, tmp_path / "run", TASKS[:1])
+    assert report.trajectories[0].calls[0].response["content"] == "answer to task-001"
+    assert ("authorization", "Bearer sk-own") in provider.requests[0].headers
+
+
 def test_a_providers_refusal_reaches_the_agent_unchanged_and_is_no_call(tmp_path):
     async def busy(scope, receive, send):
         headers = [(b"retry-after", b"0"), (b"content-type", b"application/json"), (b"x-own", b"1")]
@@ -171,7 +188,8 @@ def test_a_stream_arrives_as_the_provider_sends_it(tmp_path):
 
 def test_an_agent_that_uses_the_address_itself_is_refused(tmp_path):
     def agent(task, address):
-        answer = httpx.post(f"{address.base_url}/chat/completions", json={"messages": QUESTION}, trust_env=False)
+        headers = {"authorization": f"Bearer {address.api_key}"}
+        answer = httpx.post(f"{address.base_url}/chat/completions", json=OF_OPENAI, headers=headers, trust_env=False)
         raise RuntimeError(answer.json()["error"]["message"])
 
     with pytest.raises(CaptureError, match="the agent called this address itself"):
