@@ -174,7 +174,8 @@ def _check_http(
 
 def _check_aiohttp(library: str, self: Any, method: str, url: Any, **kwargs: Any) -> Target | None:
     body = kwargs.get("json") or kwargs.get("data")
-    return _check(library, method, str(self._build_url(url)), lambda: body, "aiohttp")
+    whole = self._build_url(url).extend_query(kwargs.get("params") or {})
+    return _check(library, method, str(whole), lambda: body, "aiohttp")
 
 
 def _check_tls(position: int) -> Function:

@@ -102,12 +102,15 @@ async def _aiohttp(target: Target, send: Callable[..., Any], session: Any, metho
 
     if session.closed:
         return await send(session, method, url, **kwargs)  # raises
-    kept = {name: value for name, value in kwargs.items() if name not in FOR_THE_PROVIDER}
+    dropped = FOR_THE_PROVIDER - {"auth", "cookies"} if target.keeps_keys else FOR_THE_PROVIDER
+    kept = {name: value for name, value in kwargs.items() if name not in dropped}
     kept["headers"] = _headers(dict(kwargs.get("headers") or {}), target)
     if target.url.startswith("https:"):
         kept["ssl"] = _certificates()
     direct = copy.copy(session)
-    unset = dict.fromkeys(("_default_proxy", "_default_proxy_auth", "_default_auth", "_base_url", "_base_url_origin"))
+    unset = dict.fromkeys(("_default_proxy", "_default_proxy_auth", "_base_url", "_base_url_origin"))
+    if not target.keeps_keys:
+        unset["_default_auth"] = None
     defaults = type(session.headers)(
         (name, value) for name, value in session.headers.items() if name.lower() not in _left_out(target)
     )

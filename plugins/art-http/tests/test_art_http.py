@@ -1,6 +1,7 @@
 """Agents with plain HTTP clients keep every rule of an adapter, and what is not a rollout's is left alone."""
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import os
@@ -304,6 +305,28 @@ def test_the_providers_keys_stay_here(post):
     assert (path, query, headers["authorization"]) == ("/rollouts/r1/v1/chat/completions", "", "Bearer key")
     assert "secret" not in json.dumps(headers)
     assert headers["host"] == url.removeprefix("http://") and headers["x-title"].encode("latin-1") == TITLE
+
+
+@pytest.mark.parametrize("post", [with_session_keys, with_client_keys, with_pool_keys, with_aiohttp_keys])
+def test_in_a_live_rollout_a_request_keeps_its_keys_and_says_where_it_goes(post):
+    seen = []
+
+    async def answer(request):
+        seen.append((request.url.path, dict(request.headers)))
+        return JSONResponse({"provider": True})
+
+    art_http.redirect_clients()
+    with (
+        serving(Route("/{path:path}", answer, methods=["POST"])) as url,
+        inside_rollout(dataclasses.replace(at(url), live=True)),
+    ):
+        assert post(CHAT, {"model": "m", "messages": []}) == {"provider": True}
+    [(path, headers)] = seen
+    assert path == "/rollouts/r1/v1/chat/completions"
+    assert headers["x-art-url"].replace(":443/", "/") == CHAT + ("" if post is with_session_keys else "?key=secret")
+    assert headers["authorization"].startswith("Basic ") and "Bearer" not in headers["authorization"]
+    assert {headers["x-api-key"], headers["api-key"]} == {"secret"} and "secret" in headers["cookie"]
+    assert headers["x-title"].encode("latin-1") == TITLE
 
 
 async def test_a_body_that_cannot_be_read_is_refused_if_its_model_might_pass_through(run):
