@@ -43,6 +43,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.dialect: Dialect = CHAT_COMPLETIONS
         self.started = False
         self.finished = False

@@ -58,6 +58,13 @@ def gateway(
     retries: Annotated[
         int, typer.Option(min=0, help="Further attempts after 429, 5xx and lost connections, with growing pauses.")
     ] = 4,
+    record_text: Annotated[
+        bool,
+        typer.Option(
+            "--record-text",
+            help="Record text in front of any provider, https://api.openai.com/v1 included; such calls can't be trained on.",
+        ),
+    ] = False,
     drain: Annotated[int, typer.Option(min=0, help="Seconds for calls in flight to finish after Ctrl-C.")] = 60,
 ) -> None:
     """Record the calls of any agent, in any language, that uses /rollouts/NAME/v1 as its base URL.
@@ -69,9 +76,15 @@ def gateway(
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve
 
+    if record_text and api_key and not upstream_api_key:
+        raise typer.BadParameter(
+            "clients send the gateway's key, so the provider needs its own", param_hint="--upstream-api-key"
+        )
     plugins = Plugins()
     plan = Plan(
-        upstreams=_upstreams(upstream or [], model, plugins, api_key=upstream_api_key, timeout=timeout),
+        upstreams=_providers(upstream or [], api_key=upstream_api_key, timeout=timeout)
+        if record_text
+        else _upstreams(upstream or [], model, plugins, api_key=upstream_api_key, timeout=timeout),
         run_dir=run_dir or new_run_dir("gateway"),
         host=host,
         port=port,
@@ -81,8 +94,19 @@ def gateway(
         drain=drain,
         limits=Limits(max_calls, max_waiting, max_body * 2**20),
         dialects=plugins.registered("register_dialects"),
+        text=record_text,
     )
     asyncio.run(serve(plan, Output(stderr=True)))
+
+
+def _providers(urls: list[str], *, api_key: str | None, timeout: float) -> list[Server]:
+    from art_gateway.text import TextUpstream
+
+    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+        raise typer.BadParameter(
+            "pass the provider's base URL, such as https://api.openai.com/v1", param_hint="--upstream"
+        )
+    return [TextUpstream(url, api_key=api_key, timeout=timeout) for url in urls]
 
 
 def _upstreams(

@@ -105,9 +105,11 @@ class Pool:
         """Return a pool of ``upstreams``."""
         return cls([Backend(upstream) for upstream in upstreams], retries, first_pause)
 
-    def route(self, rollout_id: str) -> Route:
-        """Return the upstream that answers a rollout's calls."""
-        return Route(self, self._ordered(rollout_id))
+    def route(self, rollout_id: str) -> Upstream:
+        """Return the upstream that answers a rollout's calls. What only relays isn't tried again: that is its client's affair."""
+        ordered = self._ordered(rollout_id)
+        first = next((backend for backend in ordered if backend.up), ordered[0]).upstream
+        return first if hasattr(first, "relay") else Route(self, ordered)
 
     def _ordered(self, rollout_id: str) -> list[Backend]:
         if len(self.backends) == 1:

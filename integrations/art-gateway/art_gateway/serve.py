@@ -43,6 +43,8 @@ class Plan:
     """Seconds for calls in flight to finish when the gateway stops."""
     limits: Limits = field(default_factory=Limits)
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
+    text: bool = False
+    """Whether the upstreams are providers, recorded as text."""
 
     @property
     def local(self) -> bool:
@@ -67,6 +69,7 @@ async def serve(plan: Plan, console: Console) -> None:
             local=plan.local,
             sampling=Sampling(temperature=plan.temperature),
             limits=plan.limits,
+            text=plan.text,
         )
         try:
             await pool.start()

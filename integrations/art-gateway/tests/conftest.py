@@ -172,10 +172,12 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder, *urls, retries=4, timeout=60.0, limits=None, **options):
+async def gateway(folder, *urls, upstreams=None, retries=4, timeout=60.0, limits=None, **options):
     listener = listen("127.0.0.1", 0)
     with listener, Store(folder / "run.sqlite") as store:
-        pool = Pool.of([HttpUpstream(url, timeout=timeout) for url in urls], retries, first_pause=0.01)
+        upstreams = upstreams or [HttpUpstream(url, timeout=timeout) for url in urls]
+        pool = Pool.of(upstreams, retries, first_pause=0.01)
+        await pool.start()
         app = Gateway(pool, store, limits=limits or Limits(), **options)
         server = http_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

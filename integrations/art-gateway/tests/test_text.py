@@ -1,0 +1,131 @@
+"""`art gateway --record-text`: any provider behind it, conversations recorded as text, whether or not clients name them."""
+
+import asyncio
+import json
+
+import anthropic
+import openai
+import pytest
+
+import art_core as art
+from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider, scripted_reply
+from art_gateway import dialects
+from art_gateway.text import Conversations, TextUpstream
+
+SYSTEM = {"role": "system", "content": "You are brief."}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def provider():
+    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
+        yield running
+
+
+@pytest.fixture
+def recording(start, provider):
+    """``async with recording(key) as desk``: a gateway that records text before ``provider``, with its own key if set."""
+
+    def recording(key=None, **options):
+        upstreams = [TextUpstream(provider.base_url, api_key=key)]
+        return start(upstreams=upstreams, dialects=dialects(), text=True, **options)
+
+    return recording
+
+
+def chat(client, messages, **settings):
+    return client.chat.completions.create(model="gpt-x", messages=messages, **settings).choices[0].message
+
+
+async def test_a_client_changes_only_its_base_url(recording, provider):
+    def talk(url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-own")
+        messages = [SYSTEM, user("Please do task-001.")]
+        messages.append(chat(client, messages).to_dict())
+        return chat(client, [*messages, user("And task-002?")]).content
+
+    async with recording() as desk:
+        assert await asyncio.to_thread(talk, desk.url) == "answer to task-001"
+        [rollout] = desk.store.rollouts()
+        calls = desk.store.calls(rollout.rollout_id)
+    assert len(calls) == 2 and calls[1].request["messages"][-1]["content"] == "And task-002?"
+    assert calls[0].usage["prompt_tokens"] > 0 and not calls[0].prompt_ids
+    assert [dict(request.headers)["authorization"] for request in provider.requests] == ["Bearer sk-own"] * 2
+
+
+async def test_conversations_that_begin_alike_are_told_apart_once_they_differ(recording):
+    def talk(url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="k")
+        begun = [[SYSTEM, user(f"Please do task-00{number}.")] for number in (1, 2)]
+        for messages in begun:
+            messages.append(chat(client, messages).to_dict())
+        for messages in begun:
+            chat(client, [*messages, user("Again.")], stream=False)
+
+    async with recording() as desk:
+        await asyncio.to_thread(talk, desk.url)
+        rollouts = [desk.store.calls(rollout.rollout_id) for rollout in desk.store.rollouts()]
+    assert [len(calls) for calls in rollouts] == [2, 2]
+
+
+async def test_other_dialects_and_named_rollouts_are_recorded_too(recording):
+    def talk(url):
+        messages = [user("Please do task-001.")]
+        client = anthropic.Anthropic(base_url=url, api_key="sk-own")
+        answer = client.messages.create(model="claude", max_tokens=9, messages=messages)
+        more = [
+            *messages,
+            {"role": "assistant", "content": [block.to_dict() for block in answer.content]},
+            user("Again."),
+        ]
+        client.messages.create(model="claude", max_tokens=9, messages=more)
+        named = openai.OpenAI(base_url=f"{url}/rollouts/mine/v1", api_key="k")
+        for chunk in named.chat.completions.create(model="m", messages=messages, stream=True):
+            yield chunk.id
+
+    async with recording() as desk:
+        assert await asyncio.to_thread(lambda: list(talk(desk.url)))
+        found = {rollout.rollout_id: len(desk.store.calls(rollout.rollout_id)) for rollout in desk.store.rollouts()}
+    assert found.pop("mine") == 1
+    assert list(found.values()) == [2]
+
+
+async def test_the_providers_key_replaces_that_of_the_gateway(recording, provider):
+    def talk(url):
+        chat(openai.OpenAI(base_url=f"{url}/v1", api_key="ours"), [user("Please do task-001.")])
+        client = anthropic.Anthropic(base_url=url, api_key="ours")
+        client.messages.create(model="claude", max_tokens=9, messages=[user("Please do task-001.")])
+        with pytest.raises(openai.AuthenticationError):
+            chat(openai.OpenAI(base_url=f"{url}/v1", api_key="other"), [user("x")])
+
+    async with recording("sk-provider", api_key="ours") as desk:
+        await asyncio.to_thread(talk, desk.url)
+    sent = [dict(request.headers) for request in provider.requests]
+    assert sent[0]["authorization"] == "Bearer sk-provider" and sent[1]["x-api-key"] == "sk-provider"
+    assert "ours" not in json.dumps(sent)
+
+
+async def test_conversations_are_loaded_like_any_trajectory(recording, tmp_path):
+    async with recording() as desk:
+        await asyncio.to_thread(lambda: chat(openai.OpenAI(base_url=f"{desk.url}/v1", api_key="k"), [user("task-001")]))
+    [trajectory] = art.load_trajectories(tmp_path)
+    assert trajectory.messages()[-1]["content"] == "answer to task-001"
+
+
+def test_a_conversation_is_recognised_however_its_client_spells_the_answer():
+    known = Conversations()
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"a":1,"b":2}'}}
+    known.add([user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}], "first")
+    again = {"id": "other", "type": "function", "function": {"name": "look", "arguments": '{"a": 1, "b": 2}'}}
+    answered = [
+        user("x"),
+        {"role": "assistant", "content": "", "tool_calls": [again]},
+        {"role": "tool", "content": "found"},
+    ]
+    assert known.continued(answered) == "first"
+    assert known.continued([user("x")]) is None
+    assert known.continued([user("y"), *answered[1:]]) is None
