@@ -60,14 +60,16 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
     if address is None:
         return {}
     root = address.base_url.removesuffix("/v1")
-    variables = {
-        "ART_ROLLOUT_ID": address.rollout_id,
+    addresses = {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_BASE": address.base_url,
         "ANTHROPIC_BASE_URL": root,
         "ANTHROPIC_API_URL": root,
     }
-    if not address.live:  # else the program uses its own keys
+    if address.live:  # its own keys must reach its own provider, which only this process's variables name
+        addresses = {k: v for k, v in addresses.items() if env.get(k) and env[k] == os.environ.get(k)}
+    variables = {"ART_ROLLOUT_ID": address.rollout_id, **addresses}
+    if not address.live:
         variables |= {
             "OPENAI_API_KEY": address.api_key,
             "OPENAI_AGENTS_DISABLE_TRACING": "1",  # traces would go to OpenAI with this key, which is not OpenAI's

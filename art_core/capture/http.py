@@ -43,7 +43,11 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query: str = scope.get("query_string", b"").decode("latin-1")
+        self.target: str = scope.get("raw_path", b"").decode("latin-1")
+        """The path as it was sent, percent-encoded, and the query."""
+        if query := scope.get("query_string", b""):
+            self.target += f"?{query.decode('latin-1')}"
+        self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.dialect: Dialect = CHAT_COMPLETIONS
         self.started = False
         self.finished = False

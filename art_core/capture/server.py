@@ -18,7 +18,7 @@ import functools
 import logging
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,21 @@ class _CallInFlight:
     body: JsonDict
     """What the client sent, in its dialect."""
     recorded: bool = False
+
+
+@dataclass(frozen=True)
+class RelayedCall:
+    """A request that an engine's ``relay`` sends to a provider itself."""
+
+    path: str
+    """Of its dialect; ``model`` is what stands for ``{model}`` in it."""
+    model: str | None
+    body: bytes
+    request_id: str
+    record: Callable[[Sequence[Call]], Awaitable[None]]
+    """Records the call, one per choice, and returns when it would survive this process."""
+    note_progress: Callable[[], None]
+    """To be called whenever a part of the answer arrives."""
 
 
 class CaptureApp:
@@ -178,12 +193,12 @@ class CaptureApp:
         if is_models:
             policy = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
             return await exchange.answer(200, {"object": "list", "data": [policy]})
-        relay = getattr(rollout.upstream, "relay", None)
-        if relay is not None:
-            record = functools.partial(self._save, rollout_id)
-            request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
+        request_id = _request_id(exchange)
+        if relay := getattr(rollout.upstream, "relay", None):
+            record = functools.partial(self._record_relayed, rollout_id)
+            call = RelayedCall(path, model, body, request_id, record, self.activity.note_progress)
             return await self._run(
-                rollout_id, rollout, exchange, request_id, relay(exchange, path, body, request_id, record)
+                rollout_id, rollout, exchange, request_id, lambda: self._relay(relay, exchange, call)
             )
         try:
             request = read_object(body)
@@ -205,7 +220,6 @@ class CaptureApp:
         return rollout
 
     async def _call(self, rollout_id: str, rollout: _Rollout, exchange: Exchange, body: JsonDict) -> None:
-        """Answer a model call, unless its client, its retry or the end of its rollout cancels it first."""
         agent = exchange.name("x-art-agent") or exchange.dialect.agent(exchange.headers)
         trained = not self._trained_nodes or within(agent, self._trained_nodes)
         request = exchange.dialect.to_chat(body)
@@ -214,22 +228,27 @@ class CaptureApp:
         if exchange.dialect.counts_tokens:
             # Every engine returns a prompt's ids with an answer, so one token is sampled and dropped.
             request |= {"max_completion_tokens": 1, "n": 1, "stream": False}
-        request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
+        request_id = _request_id(exchange)
+        recording = Recording(request, request_id, agent, exchange.name("x-art-thread"))
+        upstream = rollout.replay.with_fallback(rollout.upstream if trained else self._frozen or rollout.upstream)
+        call = _CallInFlight(rollout_id, upstream, recording, exchange, body)
+        work = self._stream if request.get("stream") else self._complete
+        await self._run(rollout_id, rollout, exchange, request_id, lambda: work(call))
+
+    async def _run(
+        self,
+        rollout_id: str,
+        rollout: _Rollout,
+        exchange: Exchange,
+        request_id: str,
+        work: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Do the work of a call, unless its client, its retry or the end of its rollout cancels it first."""
         while predecessor := rollout.in_flight.get(request_id):
             predecessor.cancel()
             await asyncio.wait({predecessor})
             self._open_rollout(rollout_id)
-        recording = Recording(request, request_id, agent, exchange.name("x-art-thread"))
-        upstream = rollout.replay.with_fallback(rollout.upstream if trained else self._frozen or rollout.upstream)
-        call = _CallInFlight(rollout_id, upstream, recording, exchange, body)
-        work = self._stream(call) if request.get("stream") else self._complete(call)
-        await self._run(rollout_id, rollout, exchange, request_id, work)
-
-    async def _run(
-        self, rollout_id: str, rollout: _Rollout, exchange: Exchange, request_id: str, work: Coroutine[Any, Any, None]
-    ) -> None:
-        """Do the work of a call, unless its client, its retry or the end of its rollout cancels it first."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work())
         rollout.in_flight[request_id] = task
         task.add_done_callback(lambda _: rollout.in_flight.pop(request_id, None))
         disconnect = asyncio.create_task(exchange.disconnected())
@@ -249,9 +268,13 @@ class CaptureApp:
             raise Refused("this call was cancelled: its rollout ended, or its client sent it again", status=409)
         task.result()
 
-    async def _save(self, rollout_id: str, call: Call) -> None:
-        """Record a relayed call, and return when it would survive this process."""
-        self.recorder.record(rollout_id, call)
+    async def _relay(self, relay: Callable[..., Awaitable[None]], exchange: Exchange, call: RelayedCall) -> None:
+        async with self.gate:
+            await relay(exchange, call)
+
+    async def _record_relayed(self, rollout_id: str, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self.recorder.record(rollout_id, call)
         await asyncio.wrap_future(self.recorder.saved())
 
     async def _complete(self, call: _CallInFlight) -> None:
@@ -372,6 +395,11 @@ class CaptureApp:
         if 0 < (request.get("temperature") or 0) < GREEDY:
             request["temperature"] = 0  # engines treat it as 0, and logprobs can't be divided by so little
         return request
+
+
+def _request_id(exchange: Exchange) -> str:
+    """Return the id of a request, which is also that of its retries."""
+    return exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
 
 
 def stopping_error() -> UpstreamError:

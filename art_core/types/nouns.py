@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,8 +57,8 @@ class Call:
     response: Mapping[str, Any] = field(default_factory=dict)
     """The assistant message of the answer (role, content, tool_calls, and reasoning_content if the model was thinking)."""
     usage: Mapping[str, float] = field(default_factory=dict)
-    """Of a call recorded as text what its provider counted: ``prompt_tokens``, ``completion_tokens``, ``cached_tokens``; and
-    its ``seconds``."""
+    """Of a call recorded as text what its provider counted: ``prompt_tokens``, ``completion_tokens``, ``cached_tokens``,
+    ``cache_write_tokens``; and its ``seconds``."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids and self.sampled_ids:
@@ -72,6 +73,12 @@ class Call:
         """Whether one of these nodes or agents made the call: ``"team"``, ``"writer"`` and ``"team/writer"`` all match a call
         with ``agent="team/writer"``; ``"write"`` does not."""
         return within(self.agent, nodes)
+
+    def tokens(self) -> tuple[float, float]:
+        """Return how many tokens were shown and sampled; of a call recorded as text, as its provider counted them (else NaN)."""
+        if self.prompt_ids:
+            return len(self.prompt_ids), len(self.sampled_ids)
+        return self.usage.get("prompt_tokens", math.nan), self.usage.get("completion_tokens", math.nan)
 
     def messages(self) -> list[JsonDict]:
         """Return the conversation and the answer as chat messages; a raw prompt counts as the user's."""

@@ -84,8 +84,8 @@ class EngineBase:
     loads_files = False
     """Whether ``load`` only accepts weights that have a ``path``."""
     relay: Callable[..., Coroutine[Any, Any, None]] | None = None
-    """``relay(exchange, path, body, request_id, record)``, if the agent's own provider answers: sends the request there and its
-    answer back, and awaits ``record(call)`` before its end."""
+    """``relay(exchange, call)``, if the agent's own provider answers: sends the request there and its answer back, and records
+    it before its end. ``call`` is an ``art_core.capture.RelayedCall``."""
 
     def begin(self, run_dir: Path) -> None:
         """Called once, before ``start``, with an existing folder for logs and other files."""

@@ -1,77 +1,116 @@
 """What a provider's answer says, in any of the dialects, whole or streamed: assistant messages as in chat completions, and usage.
 
-Every API accepts its own answers as part of the next request's conversation. So its dialect reads them too, once a stream's
-events are put together.
+Read leniently, because it is only recorded: what has no place in a chat message (server tools, images, citations) is left out.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from art_core.capture import CHAT, Dialect, merge_delta
-from art_core.errors import UpstreamError
-from art_core.types import JsonDict
+from art_core.types import FinishReason, JsonDict
 from art_gateway.dialects.bedrock import unframed
 
-FINISH = {
-    "length": "length", "max_tokens": "length", "MAX_TOKENS": "length", "max_output_tokens": "length",
-    "tool_calls": "tool_calls", "tool_use": "tool_calls", "function_call": "tool_calls",
-}  # fmt: skip
-"""Reasons of all APIs other than that the model was done."""
+LENGTH = frozenset({"length", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_context_window_exceeded"})
+"""What the APIs call the end at a token limit."""
 USAGE = {
     "prompt_tokens": ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_eval_count"),
     "completion_tokens": ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount", "eval_count"),
     "cached_tokens": ("cached_tokens", "cache_read_input_tokens", "cacheReadInputTokens", "cachedContentTokenCount"),
+    "cache_write_tokens": ("cache_creation_input_tokens", "cacheWriteInputTokens"),
 }
-"""What each number is called by the APIs."""
-BESIDE = ("cache_read_input_tokens", "cache_creation_input_tokens", "cacheReadInputTokens", "cacheWriteInputTokens")
-"""Prompt tokens that are not in the number of prompt tokens."""
+"""What each number is called by the APIs. The numbers of prompt tokens include those of the cache."""
+APART = ("input_tokens", "inputTokens")
+"""Names of Anthropic's and Amazon's numbers, which don't include them (OpenAI's Responses have ``input_tokens_details``)."""
+
+
+@dataclass
+class Choice:
+    """One answer, as it grows."""
+
+    text: str = ""
+    thoughts: str = ""
+    calls: dict[Any, JsonDict] = field(default_factory=dict)
+    """Tool calls by anything that identifies them in the stream, each with id, name and arguments."""
+    reason: str | None = None
+    """Why it ended, in the API's own words."""
+
+    def call(self, key: Any, id: Any = None, name: str | None = None, arguments: str | None = None) -> None:
+        """Add a tool call, or what comes next of it."""
+        call = self.calls.setdefault(key, {"id": None, "name": "", "arguments": ""})
+        call["id"] = id or call["id"]
+        call["name"] += name or ""
+        call["arguments"] += arguments or ""
+
+    def message(self) -> JsonDict:
+        """Return the assistant message."""
+        message: JsonDict = {"role": "assistant", "content": self.text or None}
+        if self.thoughts:
+            message["reasoning_content"] = self.thoughts
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.pop("id"), "type": "function", "function": call}
+                for call in (dict(call) for call in self.calls.values())
+            ]
+        return message
+
+    @property
+    def finish(self) -> FinishReason:
+        return "length" if self.reason in LENGTH else "tool_calls" if self.calls else "stop"
 
 
 @dataclass
 class Answer:
-    """An answer that was read: its choices, each an assistant message and why it ended."""
+    """An answer, read from its events."""
 
-    choices: list[tuple[JsonDict, str]] = field(default_factory=list)
+    choices: dict[int, Choice] = field(default_factory=dict)
     usage: dict[str, float] = field(default_factory=dict)
+    ended: bool = False
+    """Whether its last event has arrived."""
+    failed: bool = False
+    """Whether it ended with an error."""
+
+    def choice(self, index: Any = 0) -> Choice:
+        """Return a choice, new if it is the first part of it."""
+        return self.choices.setdefault(index if isinstance(index, int) else 0, Choice())
+
+    def spend(self, usage: Any) -> None:
+        """Take over the numbers of an API's usage; later ones replace earlier ones."""
+        if isinstance(usage, dict):
+            self.usage |= usage_of(usage)
 
 
-def read_answer(path: str, dialect: Dialect, content: bytes) -> Answer:
-    """Read the answer of a dialect's path. Empty if it can't be read, because nothing may depend on it."""
+def read_answer(path: str, content: bytes) -> Answer:
+    """Read what has arrived of an answer to a dialect's path. What can't be read is left out; nothing is raised."""
     end = path.rpartition("/")[2].rpartition(":")[2]
-    reader = _READERS.get(end)
-    try:
-        events = list(_BINARY.get(end, _events)(content))
-        if not events:
-            return Answer()
-        if path == CHAT or reader is None:
-            return _chat(events)
-        whole = reader(events)
-        messages = dialect.to_chat(whole.conversation)["messages"]
-        message = next(message for message in reversed(messages) if message["role"] == "assistant")
-        return Answer([(message, whole.finish)], usage_of(whole.usage))
-    except (UpstreamError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        return Answer()
+    answer, read = Answer(), _READERS.get(end, _chat)
+    for event in _EVENTS.get(end, _events)(content):
+        # Whatever its shape: nothing may depend on this text.
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            if event.get("error") and "choices" not in event:
+                answer.failed = True
+            else:
+                read(answer, event)
+    return answer
 
 
-def _events(content: bytes) -> Iterable[JsonDict]:
-    """Yield the objects of server-sent events, of lines of JSON, or of one whole answer."""
-    lines = [line.strip() for line in content.splitlines()]
-    if any(line.startswith(b"data:") for line in lines):
-        yield from (
-            orjson.loads(line[5:]) for line in lines if line.startswith(b"data:") and line[5:].strip() != b"[DONE]"
-        )
-        return
-    try:
+def _events(content: bytes) -> Iterator[JsonDict]:
+    """Yield the objects of server-sent events, of lines of JSON, or of one whole answer. A line that is cut off is left out."""
+    with suppress(orjson.JSONDecodeError):
         whole = orjson.loads(content)
-        yield from whole if isinstance(whole, list) else [whole]
-    except orjson.JSONDecodeError:
-        yield from (orjson.loads(line) for line in lines if line)
+        yield from (each for each in (whole if isinstance(whole, list) else [whole]) if isinstance(each, dict))
+        return
+    for line in content.splitlines():
+        with suppress(orjson.JSONDecodeError):
+            event = orjson.loads(line.removeprefix(b"data:").strip())
+            if isinstance(event, dict):
+                yield event
 
 
 def usage_of(usage: JsonDict) -> dict[str, float]:
@@ -84,174 +123,173 @@ def usage_of(usage: JsonDict) -> dict[str, float]:
         value = next((numbers[each] for each in theirs if isinstance(numbers.get(each), int | float)), None)
         if value is not None:
             found[name] = float(value)
-    if "prompt_tokens" in found:
-        found["prompt_tokens"] += sum(float(usage.get(name) or 0) for name in BESIDE)
+    apart = any(isinstance(usage.get(name), int | float) for name in APART)
+    if apart and usage.get("prompt_tokens") is None and "input_tokens_details" not in usage:
+        found["prompt_tokens"] += found.get("cached_tokens", 0.0) + found.get("cache_write_tokens", 0.0)
     if thoughts := usage.get("thoughtsTokenCount"):
         found["completion_tokens"] = found.get("completion_tokens", 0.0) + float(thoughts)
     return found
 
 
-def _chat(events: list[JsonDict]) -> Answer:
-    """Chat completions, and completions, whose text is taken for the message's."""
-    messages: dict[int, JsonDict] = {}
-    finish: dict[int, str] = {}
-    usage: JsonDict = {}
-    for event in events:
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or ():
-            index = choice.get("index", 0)
-            message = messages.setdefault(index, {"role": "assistant", "content": None})
-            merge_delta(message, choice.get("message") or choice.get("delta") or {"content": choice.get("text")})
-            finish[index] = choice.get("finish_reason") or finish.get(index, "")
-    choices = [(message, FINISH.get(finish[index], "stop")) for index, message in sorted(messages.items())]
-    return Answer(choices, usage_of(usage))
+def _chat(answer: Answer, event: JsonDict) -> None:
+    """Chat completions; and completions, whose text is taken for the message's."""
+    answer.spend(event.get("usage"))
+    for part in event.get("choices") or ():
+        choice, whole = answer.choice(part.get("index", 0)), part.get("message")
+        said = whole or part.get("delta") or {"content": part.get("text")}
+        choice.text += _text(said.get("content")) + (said.get("refusal") or "")
+        choice.thoughts += said.get("reasoning_content") or said.get("reasoning") or ""
+        for place, call in enumerate(said.get("tool_calls") or ()):
+            called = call.get("function") or call.get("custom") or {}
+            key = place if whole else call.get("index", place)
+            choice.call(key, call.get("id"), called.get("name"), called.get("arguments") or called.get("input"))
+        choice.reason = part.get("finish_reason") or choice.reason
+    answer.ended = all(choice.reason for choice in answer.choices.values())
 
 
-@dataclass
-class _Whole:
-    """A whole answer, as the conversation that a next request would have.
-
-    A user's turn follows it if the API would else take it for the beginning of an answer.
-    """
-
-    conversation: JsonDict
-    finish: str = "stop"
-    usage: JsonDict = field(default_factory=dict)
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    return content or ""
 
 
-def _responses(events: list[JsonDict]) -> _Whole:
-    response = next(
-        event.get("response") or event for event in reversed(events) if "output" in (event.get("response") or event)
-    )
-    cut = (response.get("incomplete_details") or {}).get("reason")
-    return _Whole({"model": "any", "input": response["output"]}, FINISH.get(cut, "stop"), response.get("usage") or {})
+def _responses(answer: Answer, event: JsonDict) -> None:
+    kind, choice = str(event.get("type")), answer.choice()
+    response = event.get("response") or (event if "output" in event else {})
+    if kind == "response.output_text.delta":
+        choice.text += event["delta"]
+    elif kind == "response.output_item.done" and event["item"].get("type") != "message":
+        _response_item(choice, event["item"])
+    elif response.get("status") in ("completed", "incomplete", "failed", "cancelled"):
+        answer.choices[0] = choice = Choice(reason=(response.get("incomplete_details") or {}).get("reason"))
+        for item in response.get("output") or ():
+            _response_item(choice, item)
+        answer.spend(response.get("usage"))
+        answer.ended, answer.failed = True, response["status"] in ("failed", "cancelled")
 
 
-def _messages(events: list[JsonDict]) -> _Whole:
-    message: JsonDict = {"content": []}
-    blocks: dict[int, JsonDict] = {}
-    for event in events:
-        kind = event.get("type")
-        if kind == "message":
-            message = event
-        elif kind == "message_start":
-            message = {**event["message"], "content": []}
-        elif kind == "content_block_start":
-            blocks[event["index"]] = dict(event["content_block"])
-        elif kind == "content_block_delta":
-            _grow_block(blocks[event["index"]], event["delta"])
-        elif kind == "message_delta":
-            message |= event.get("delta") or {}
-            message["usage"] = {**(message.get("usage") or {}), **(event.get("usage") or {})}
-    for _, block in sorted(blocks.items()):
-        if isinstance(text := block.pop("partial", None), str):
-            block["input"] = orjson.loads(text or "{}")
-        message["content"].append(block)
-    conversation = {
-        "max_tokens": 1,
-        "messages": [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": "."}],
-    }
-    return _Whole(conversation, FINISH.get(message.get("stop_reason") or "", "stop"), message.get("usage") or {})
+def _response_item(choice: Choice, item: JsonDict) -> None:
+    parts = item.get("content") or item.get("summary") or ()
+    text = "".join(part.get("text") or part.get("refusal") or "" for part in parts)
+    match item.get("type"):
+        case "message":
+            choice.text += text
+        case "reasoning":
+            choice.thoughts += text
+        case "function_call" | "custom_tool_call":
+            choice.call(
+                len(choice.calls), item.get("call_id"), item.get("name"), item.get("arguments") or item.get("input")
+            )
 
 
-def _grow_block(block: JsonDict, delta: JsonDict) -> None:
-    for name in ("text", "thinking", "signature"):
-        if isinstance(delta.get(name), str):
-            block[name] = (block.get(name) or "") + delta[name]
-    if isinstance(delta.get("partial_json"), str):
-        block["partial"] = block.get("partial", "") + delta["partial_json"]
+def _messages(answer: Answer, event: JsonDict) -> None:
+    choice = answer.choice()
+    match event:
+        case {"type": "message", "content": blocks}:
+            for index, block in enumerate(blocks):
+                _message_block(choice, index, block)
+            answer.spend(event.get("usage"))
+            choice.reason, answer.ended = event.get("stop_reason"), True
+        case {"type": "message_start", "message": message}:
+            answer.spend(message.get("usage"))
+        case {"type": "content_block_start", "index": index, "content_block": block}:
+            _message_block(choice, index, {**block, "input": None})
+        case {"type": "content_block_delta", "index": index, "delta": delta}:
+            choice.text += delta.get("text") or ""
+            choice.thoughts += delta.get("thinking") or ""
+            if index in choice.calls:
+                choice.call(index, arguments=delta.get("partial_json"))
+        case {"type": "message_delta", "delta": delta}:
+            answer.spend(event.get("usage"))
+            choice.reason = delta.get("stop_reason") or choice.reason
+            answer.ended = True
 
 
-def _gemini(events: list[JsonDict]) -> _Whole:
-    parts: list[JsonDict] = []
-    finish, usage = "", {}
-    for event in events:
-        usage = event.get("usageMetadata") or usage
-        for candidate in event.get("candidates") or ():
-            parts += (candidate.get("content") or {}).get("parts") or ()
-            finish = candidate.get("finishReason") or finish
-    joined: list[JsonDict] = []
-    for part in parts:
-        plain = set(part) <= {"text", "thought"}
-        if plain and joined and set(joined[-1]) == set(part) and joined[-1].get("thought") == part.get("thought"):
-            joined[-1]["text"] += part["text"]
-        else:
-            joined.append(dict(part))
-    return _Whole(
-        {"contents": [{"role": "model", "parts": joined}, {"role": "user", "parts": [{"text": "."}]}]},
-        FINISH.get(finish, "stop"),
-        usage,
-    )
+def _message_block(choice: Choice, index: int, block: JsonDict) -> None:
+    choice.text += block.get("text") or ""
+    choice.thoughts += block.get("thinking") or ""
+    if block.get("type") == "tool_use":
+        value = block.get("input")
+        choice.call(index, block.get("id"), block.get("name"), None if value is None else _written(value))
 
 
-def _ollama(events: list[JsonDict]) -> _Whole:
-    message: JsonDict = {"role": "assistant", "content": ""}
-    for event in events:
-        part = event.get("message") or {}
-        for name in ("content", "thinking"):
-            if part.get(name):
-                message[name] = message.get(name, "") + part[name]
-        message["tool_calls"] = [*message.get("tool_calls", []), *(part.get("tool_calls") or ())]
-    last = events[-1]
-    return _Whole({"model": "any", "messages": [message]}, FINISH.get(last.get("done_reason"), "stop"), last)
+def _written(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
-def _converse(events: list[JsonDict]) -> _Whole:
-    [answer] = events if "output" in events[0] else [_whole_converse(events)]
-    conversation = {"messages": [answer["output"]["message"], {"role": "user", "content": [{"text": "."}]}]}
-    return _Whole(conversation, FINISH.get(answer.get("stopReason") or "", "stop"), answer.get("usage") or {})
+def _gemini(answer: Answer, event: JsonDict) -> None:
+    answer.spend(event.get("usageMetadata"))
+    for candidate in event.get("candidates") or ():
+        choice = answer.choice(candidate.get("index", 0))
+        for part in (candidate.get("content") or {}).get("parts") or ():
+            if part.get("thought"):
+                choice.thoughts += part.get("text") or ""
+            else:
+                choice.text += part.get("text") or ""
+            if called := part.get("functionCall"):
+                choice.call(len(choice.calls), called.get("id"), called.get("name"), _written(called.get("args") or {}))
+        choice.reason = candidate.get("finishReason") or choice.reason
+    answer.ended = all(choice.reason for choice in answer.choices.values())
 
 
-def _converse_events(content: bytes) -> Iterable[JsonDict]:
-    return ({kind: details} for kind, details in unframed(content))
+def _ollama(answer: Answer, event: JsonDict) -> None:
+    choice, said = answer.choice(), event.get("message") or {}
+    choice.text += said.get("content") or ""
+    choice.thoughts += said.get("thinking") or ""
+    for call in said.get("tool_calls") or ():
+        function = call["function"]
+        choice.call(len(choice.calls), call.get("id"), function.get("name"), _written(function.get("arguments") or {}))
+    if event.get("done"):
+        answer.spend(event)
+        choice.reason, answer.ended = event.get("done_reason"), True
 
 
-def _invoke_events(content: bytes) -> Iterable[JsonDict]:
-    return (orjson.loads(base64.b64decode(details["bytes"])) for kind, details in unframed(content) if kind == "chunk")
+def _converse(answer: Answer, event: JsonDict) -> None:
+    choice = answer.choice()
+    match event:
+        case {"output": {"message": message}}:
+            for index, block in enumerate(message.get("content") or ()):
+                _converse_block(choice, index, block)
+            answer.spend(event.get("usage"))
+            choice.reason, answer.ended = event.get("stopReason"), True
+        case {"contentBlockStart": {"start": {"toolUse": called}, "contentBlockIndex": index}}:
+            choice.call(index, called.get("toolUseId"), called.get("name"))
+        case {"contentBlockDelta": {"delta": delta, "contentBlockIndex": index}}:
+            _converse_block(choice, index, delta)
+        case {"messageStop": stop}:
+            choice.reason, answer.ended = stop.get("stopReason"), True
+        case {"metadata": metadata}:
+            answer.spend(metadata.get("usage"))
 
 
-def _whole_converse(events: list[JsonDict]) -> JsonDict:
-    blocks: dict[int, JsonDict] = {}
-    whole: JsonDict = {}
-    for event in events:
-        [(kind, details)] = event.items()
-        if kind == "contentBlockStart":
-            blocks[details["contentBlockIndex"]] = {"toolUse": {**details["start"]["toolUse"], "input": ""}}
-        elif kind == "contentBlockDelta":
-            block = blocks.setdefault(details["contentBlockIndex"], {})
-            _grow_converse(block, details["delta"])
-        elif kind in ("messageStop", "metadata"):
-            whole |= details
-    content = [block for _, block in sorted(blocks.items())]
-    for block in content:
-        if "toolUse" in block:
-            block["toolUse"]["input"] = orjson.loads(block["toolUse"]["input"] or "{}")
-    return {**whole, "output": {"message": {"role": "assistant", "content": content}}}
+def _converse_block(choice: Choice, index: int, block: JsonDict) -> None:
+    choice.text += block.get("text") or ""
+    thought = block.get("reasoningContent") or {}
+    choice.thoughts += (thought.get("reasoningText") or thought).get("text") or ""
+    if called := block.get("toolUse"):
+        value = called.get("input")
+        choice.call(
+            index, called.get("toolUseId"), called.get("name"), value if isinstance(value, str) else _written(value)
+        )
 
 
-def _grow_converse(block: JsonDict, delta: JsonDict) -> None:
-    if "text" in delta:
-        block["text"] = block.get("text", "") + delta["text"]
-    if "toolUse" in delta:
-        block["toolUse"]["input"] += delta["toolUse"]["input"]
-    if thinking := delta.get("reasoningContent"):
-        thought = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})["reasoningText"]
-        thought["text"] += thinking.get("text", "")
-        if "signature" in thinking:
-            thought["signature"] = thinking["signature"]
+def _of_converse(content: bytes) -> Iterator[JsonDict]:
+    with suppress(ValueError, LookupError, struct.error):
+        yield from ({kind: details} for kind, details in unframed(content))
 
 
-def _invoke(events: list[JsonDict]) -> _Whole:
-    whole = _messages(events)
-    whole.conversation["anthropic_version"] = "any"
-    return whole
+def _of_invoke(content: bytes) -> Iterator[JsonDict]:
+    with suppress(ValueError, LookupError, struct.error):
+        for kind, details in unframed(content):
+            if kind == "chunk":
+                yield orjson.loads(base64.b64decode(details["bytes"]))
 
 
-_READERS: dict[str, Callable[[list[JsonDict]], Any]] = {
+_READERS: dict[str, Callable[[Answer, JsonDict], None]] = {
     "responses": _responses,
     "messages": _messages,
-    "invoke": _invoke,
-    "invoke-with-response-stream": _invoke,
+    "invoke": _messages,
+    "invoke-with-response-stream": _messages,
     "generateContent": _gemini,
     "streamGenerateContent": _gemini,
     "chat": _ollama,
@@ -259,4 +297,4 @@ _READERS: dict[str, Callable[[list[JsonDict]], Any]] = {
     "converse-stream": _converse,
 }
 """By the end of the path; the others are read like chat completions."""
-_BINARY = {"converse-stream": _converse_events, "invoke-with-response-stream": _invoke_events}
+_EVENTS = {"converse-stream": _of_converse, "invoke-with-response-stream": _of_invoke}

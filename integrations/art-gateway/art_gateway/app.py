@@ -9,10 +9,8 @@ import asyncio
 import hmac
 import logging
 import re
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -20,9 +18,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from art_core.capture import MODELS, CaptureApp, Dialect, Exchange, Gate, Paths, Refused, is_loopback, stopping_error
-from art_core.errors import UpstreamError
 from art_core.types import Call, JsonDict, Sampling
-from art_gateway.text import Conversations
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -70,7 +66,6 @@ class Ledger:
         self.aborted = 0
         self.begun = 0
         """Rollouts begun since the gateway started."""
-        self.conversations = Conversations()
 
     async def keep_up(self) -> None:
         """Wait if so many writes are pending that memory would fill up. Raises StoreError if they can't be written."""
@@ -86,8 +81,6 @@ class Ledger:
             self.begun += 1
         self._store.record(rollout_id, call)
         self._store.touch_rollout(rollout_id)
-        if not call.prompt_ids:
-            self.conversations.add(call.messages(), rollout_id)
         self.calls += 1
         self.aborted += call.finish_reason == "aborted"
 
@@ -127,15 +120,13 @@ class Gateway:
         local: bool = True,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
-        text: bool = False,
     ) -> None:
-        """``local``: only this machine can reach the gateway, so commands are allowed even without a key. ``text``: the upstreams
-        are providers, and a call without a rollout belongs to the conversation that it continues."""
+        """``local``: only this machine can reach the gateway, so commands are allowed even without a key."""
         limits = limits or Limits()
-        self._text, self._max_body = text, limits.body
         self.pool = pool
-        self.ledger = Ledger(store)
+        self.ledger = self._make_ledger(store)
         self.gate = Gate(limits.calls, limits.waiting)
+        self.max_body = limits.body
         self._capture = CaptureApp(pool.route(""), self.ledger, dialects=dialects, max_body=limits.body, gate=self.gate)
         self._dialects = self._capture.dialects
         self._paths = Paths([*self._dialects, MODELS, FINISH])
@@ -147,6 +138,8 @@ class Gateway:
         self.stopping = False
         """Whether to refuse new calls."""
 
+    _make_ledger: Callable[[Store], Ledger] = Ledger
+
     @property
     def rollouts_inside(self) -> int:
         """Rollouts with a request in flight."""
@@ -157,38 +150,12 @@ class Gateway:
         await self._capture.close_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        of_any = self._paths.split(f"/rollouts/new{path}") if self._text and self._split(path)[0] is None else None
-        if of_any is None or of_any[1] not in self._dialects:
-            return await self._answer(scope, receive, send)
-        exchange = Exchange(scope, receive, send)
-        exchange.dialect = self._dialects[of_any[1]]
-        async with exchange.answering_errors(log, "a request failed inside the gateway"):
-            body = await exchange.body(self._max_body)
-            parts = [{"type": "http.disconnect"}] if body is None else [{"type": "http.request", "body": body}]
-
-            async def again() -> Any:
-                return parts.pop() if parts else await receive()
-
-            id = self._conversation(exchange.dialect, body)
-            await self._answer({**scope, "path": f"/rollouts/{id}{path}"}, again, send)
-
-    def _conversation(self, dialect: Dialect, body: bytes | None) -> str:
-        """Return the id of the conversation that a request continues, or of a new one."""
-        with suppress(ValueError, UpstreamError):
-            messages = dialect.to_chat(orjson.loads(body or b"{}")).get("messages") or []
-            if id := self.ledger.conversations.continued(messages):
-                return id
-        return uuid.uuid4().hex
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         rollout_id, path = self._split(scope["path"])
         exchange = Exchange(scope, receive, send)
         exchange.dialect = self._dialects.get(path, exchange.dialect)
         async with exchange.answering_errors(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
-            if self._key is None:
-                check_page(exchange, local=self._local)
+            self._check_page(exchange)
             if rollout_id and exchange.method == "POST" and path in self._dialects:
                 self._admit(exchange)
                 await self.ledger.keep_up()
@@ -218,6 +185,10 @@ class Gateway:
                 del self._inside[rollout_id]
                 self.ledger.tasks.pop(rollout_id, None)
                 self._capture.release(rollout_id)
+
+    def _check_page(self, exchange: Exchange) -> None:
+        if self._key is None:
+            check_page(exchange, local=self._local)
 
     def _admit(self, exchange: Exchange) -> None:
         """Raise Refused if a call may not be answered."""

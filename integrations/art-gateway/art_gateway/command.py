@@ -76,6 +76,10 @@ def gateway(
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve
 
+    if record_text and (model or temperature is not None):
+        raise typer.BadParameter(
+            "requests reach the provider as they are: drop --model and --temperature", param_hint="--record-text"
+        )
     if record_text and api_key and not upstream_api_key:
         raise typer.BadParameter(
             "clients send the gateway's key, so the provider needs its own", param_hint="--upstream-api-key"

@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from art_core.capture import Exchange, Refused
+from art_core.capture import Exchange, Refused, RelayedCall
 from art_core.errors import ConfigError, UpstreamError
 from art_core.plugin_api import API_KEY
 from art_core.types import EngineBase, JsonDict, Weights
-from art_gateway.relay import Record, Relay, Relayed
+from art_gateway.relay import KEYS, Relay
 
 if TYPE_CHECKING:
     from art_core import TrainConfig
 
 URL = "x-art-url"
 """The header with a request's own address."""
-PROVIDERS = {
-    "/v1/messages": ("ANTHROPIC_BASE_URL", "https://api.anthropic.com", "/v1"),
-    "/v1": ("OPENAI_BASE_URL", "https://api.openai.com/v1", ""),
-}
-"""Beginning of a path -> the variable with the provider's address, its default, and what of the path follows it.
+VARIABLES = {"/v1/messages": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_URL"), "/v1": ("OPENAI_BASE_URL", "OPENAI_API_BASE")}
+"""Beginning of a path -> the variables that may have the provider's address.
 
-For programs that the agent starts: they have this address instead of their provider's, which only this process still knows.
+For programs that the agent starts: they have this address there instead, if they would have had that of this process.
 """
 
 
@@ -48,22 +45,24 @@ class LiveEngine(EngineBase):
         """Raise UpstreamError; ``relay`` answers."""
         raise UpstreamError("the live engine only relays", status=500)
 
-    async def relay(self, exchange: Exchange, path: str, body: bytes, request_id: str, record: Record) -> None:
+    async def relay(self, exchange: Exchange, call: RelayedCall) -> None:  # type: ignore[override]
         """Send a request to where its header says, and its answer back."""
-        url = exchange.headers.get(URL) or provider_of(path)
-        if url is None or API_KEY in exchange.headers.get("authorization", ""):
+        url = exchange.headers.get(URL) or programs_url(exchange, call.path)
+        if url is None or any(API_KEY in exchange.headers.get(header, "") for header in KEYS):
             raise Refused(
                 "the agent called this address itself, which here only records what it sends to its own provider: measure "
                 "this agent with a model, or let it use its own base URL and key",
                 status=400,
                 code="no_provider",
             )
-        await self._relay.relay(Relayed(exchange, path, body, request_id), url, record)
+        await self._relay.relay(exchange, call, url)
 
 
-def provider_of(path: str) -> str | None:
-    """Return where a program's request goes by default; None if that isn't known."""
-    for beginning, (variable, default, kept) in PROVIDERS.items():
-        if path.startswith(beginning):
-            return os.environ.get(variable, default).rstrip("/") + kept + path.removeprefix("/v1")
-    return None
+def programs_url(exchange: Exchange, path: str) -> str | None:
+    """Return where a program would have sent a request to this address; None if its variables don't say it."""
+    names = next((names for beginning, names in VARIABLES.items() if path.startswith(beginning)), ())
+    base = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    if base is None:
+        return None
+    _, _, rest = exchange.target.partition("/v1")  # after the rollout's id, which has none
+    return base.rstrip("/") + ("/v1" if path == "/v1/messages" else "") + rest.removeprefix("/v1")

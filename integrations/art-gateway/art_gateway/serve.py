@@ -21,6 +21,7 @@ from art_core.store.run_folder import claimed
 from art_core.types import Sampling
 from art_gateway.app import Gateway, Limits
 from art_gateway.routing import Pool, Server
+from art_gateway.text_gateway import TextGateway
 
 log = logging.getLogger("art_gateway")
 
@@ -61,7 +62,7 @@ async def serve(plan: Plan, console: Console) -> None:
     advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
     with listen(plan.host, plan.port) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
         pool = Pool.of(plan.upstreams, plan.retries)
-        gateway = Gateway(
+        gateway = (TextGateway if plan.text else Gateway)(
             pool,
             store,
             dialects=plan.dialects,
@@ -69,7 +70,6 @@ async def serve(plan: Plan, console: Console) -> None:
             local=plan.local,
             sampling=Sampling(temperature=plan.temperature),
             limits=plan.limits,
-            text=plan.text,
         )
         try:
             await pool.start()

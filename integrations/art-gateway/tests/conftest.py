@@ -172,13 +172,13 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder, *urls, upstreams=None, retries=4, timeout=60.0, limits=None, **options):
+async def gateway(folder, *urls, upstreams=None, kind=Gateway, retries=4, timeout=60.0, limits=None, **options):
     listener = listen("127.0.0.1", 0)
     with listener, Store(folder / "run.sqlite") as store:
         upstreams = upstreams or [HttpUpstream(url, timeout=timeout) for url in urls]
         pool = Pool.of(upstreams, retries, first_pause=0.01)
         await pool.start()
-        app = Gateway(pool, store, limits=limits or Limits(), **options)
+        app = kind(pool, store, limits=limits or Limits(), **options)
         server = http_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,11 +14,12 @@ from http_server import serving_app
 
 import art_core as art
 from art_core.errors import CaptureError, ConfigError
+from art_core.plugin_api import inside_rollout
 from art_core.store import Store
 from art_core.testing import FakeEngine
 from art_core.testing.provider import PlainProvider, scripted_reply
+from art_core.types import RolloutAddress
 from art_gateway import dialects
-from art_gateway.answers import read_answer, usage_of
 
 TASKS = ["Please do task-001.", "Please do task-002."]
 TOOL = {"type": "object", "properties": {"q": {"type": "string"}}}
@@ -92,15 +94,14 @@ CASES = {
 def test_every_dialect_is_recorded_as_chat_messages(provider, tmp_path, path, streams):
     body, stream_path, more = CASES[path]
     url, body = (stream_path, body | more) if streams else (path, body)
-    # Bedrock has the model in its path only; other hosts than a provider's are recognised by the body.
-    body = {"model": "m", **body} if "/model/" not in path else {**body, "model": "m"}
+    body = {"model": "m", **body}  # by which a host that is not a provider's is recognised
     report = live(lambda task: post(provider, url, body).status_code, tmp_path / "run", TASKS[:1])
     [call] = report.trajectories[0].calls
     assert report.trajectories[0].output == 200
     assert call.request["messages"][-1]["content"] == "Please do task-001."
     function = call.response["tool_calls"][0]["function"]
     assert (function["name"], json.loads(function["arguments"])) == ("look", {"q": "task-001"})
-    assert call.policy_version == -1 and not call.prompt_ids
+    assert call.request["model"] == "m" and call.policy_version == -1 and not call.prompt_ids
     assert min(call.usage[name] for name in ("seconds", "prompt_tokens", "completion_tokens")) > 0
 
 
@@ -186,6 +187,105 @@ def test_a_stream_arrives_as_the_provider_sends_it(tmp_path):
     assert report.trajectories[0].calls[0].response["content"] == "one one "
 
 
+def answering(status, *parts, headers=(), rest=0):
+    """An ASGI application that sends these parts, and breaks off if ``rest`` bytes of its content-length are missing."""
+
+    async def app(scope, receive, send):
+        length = [(b"content-length", str(sum(map(len, parts)) + rest).encode())] if rest else []
+        await send({"type": "http.response.start", "status": status, "headers": [*headers, *length]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if rest:
+            raise ConnectionError("on purpose")
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+def ask(url, **options):
+    return httpx.post(f"{url}/v1/chat/completions", json=OF_OPENAI, trust_env=False, **options)
+
+
+def test_an_answer_that_breaks_off_is_an_error_that_clients_retry_and_no_call(tmp_path):
+    def agent(task):
+        answer = ask(url)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+    with serving_app(answering(200, b'{"choices": [{"ind', rest=50)) as url, pytest.raises(CaptureError):
+        live(agent, tmp_path / "run", TASKS[:1])
+
+
+@pytest.mark.parametrize("status", [204, 307, 404, 500])
+def test_what_is_no_answer_is_no_call(tmp_path, status):
+    with serving_app(answering(status, headers=[(b"location", b"/elsewhere")])) as url, pytest.raises(CaptureError):
+        live(lambda task: ask(url).status_code, tmp_path / "run", TASKS[:1])
+
+
+def test_a_stream_that_breaks_off_is_recorded_as_aborted_with_its_text(tmp_path):
+    chunk = b'data: {"choices": [{"index": 0, "delta": {"content": "one "}}]}\n\n'
+    with serving_app(answering(200, chunk, chunk[:20])) as url:
+        report = live(lambda task: ask(url).status_code, tmp_path / "run", TASKS[:1])
+    [call] = report.trajectories[0].calls
+    assert (call.response["content"], call.finish_reason) == ("one ", "aborted")
+
+
+def test_a_call_is_recorded_before_its_last_event_is_sent(tmp_path):
+    chunk = b'data: {"choices": [{"index": 0, "delta": {"content": "one"}, "finish_reason": "stop"}]}\n\n'
+    closed = threading.Event()
+
+    async def lingering(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": chunk + b"data: [DONE]\n\n", "more_body": True})
+        await asyncio.to_thread(closed.wait, 30)
+        await send({"type": "http.response.body", "body": b""})
+
+    def agent(task):
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=OF_OPENAI, trust_env=False) as answer:
+            next(line for line in answer.iter_lines() if line == "data: [DONE]")
+        closed.set()
+
+    with serving_app(lingering) as url:
+        report = live(agent, tmp_path / "run", TASKS[:1])
+    [call] = report.trajectories[0].calls
+    assert (call.response["content"], call.finish_reason) == ("one", "stop")
+
+
+def test_headers_reach_the_provider_as_they_are(provider, tmp_path):
+    headers = [("x-name", "Zoë".encode()), ("x-twice", b"1"), ("x-twice", b"2")]
+    with serving_app(recorded := Recorded()) as url:
+        live(lambda task: ask(url, headers=headers).status_code, tmp_path / "run", TASKS[:1])
+    assert {(name, value) for name, value in headers if name != "x-twice"} <= {
+        (n.decode(), v) for n, v in recorded.headers
+    }
+    assert [value for name, value in recorded.headers if name == b"x-twice"] in ([b"1", b"2"], [b"1, 2"])
+    assert not [name for name, _ in recorded.headers if name.startswith(b"x-art")]
+
+
+class Recorded:
+    """Remembers the headers of a request."""
+
+    async def __call__(self, scope, receive, send):
+        self.headers = scope["headers"]
+        await answering(200, b'{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}')(
+            scope, receive, send
+        )
+
+
+@pytest.mark.system
+def test_a_program_with_another_provider_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    seen = []
+    with inside_rollout(RolloutAddress("r", "http://127.0.0.1:2/rollouts/r/v1", "art-rollout", "policy", live=True)):
+        for base in ("http://127.0.0.1:1/v1", "https://openrouter.ai/api/v1", None):
+            env = {"PATH": os.environ["PATH"], "OPENAI_API_KEY": "own"} | ({"OPENAI_BASE_URL": base} if base else {})
+            code = "import os; print(os.environ.get('OPENAI_BASE_URL'), os.environ['OPENAI_API_KEY'])"
+            seen.append(
+                subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.split()
+            )
+    ours = "http://127.0.0.1:2/rollouts/r/v1"
+    assert seen == [[ours, "own"], ["https://openrouter.ai/api/v1", "own"], ["None", "own"]]
+
+
 def test_an_agent_that_uses_the_address_itself_is_refused(tmp_path):
     def agent(task, address):
         headers = {"authorization": f"Bearer {address.api_key}"}
@@ -201,32 +301,3 @@ def test_live_is_for_evaluations_without_a_temperature(tmp_path):
         art.train_sync(lambda task: task, TASKS, model="live", reward=lambda t: 1.0, steps=1, run_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match="drop temperature="):
         live(lambda task: task, tmp_path / "run", temperature=1.0)
-
-
-def test_what_cannot_be_read_is_recorded_without_its_text():
-    chat = dialects()["/v1/messages"]
-    for content in (
-        b"",
-        b"not json",
-        b"[]",
-        b'{"type": "message"}',
-        b'data: {"type": "content_block_delta", "index": 3}',
-    ):
-        assert read_answer("/v1/messages", chat, content).choices in (
-            [],
-            [({"role": "assistant", "content": None}, "stop")],
-        )
-
-
-def test_usage_counts_cached_tokens_as_prompt_tokens():
-    anthropic = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 5, "output_tokens": 7}
-    assert usage_of(anthropic) == {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 90}
-    openai_usage = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 90}}
-    assert usage_of(openai_usage) == {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 90}
-    gemini = {
-        "promptTokenCount": 100,
-        "candidatesTokenCount": 4,
-        "thoughtsTokenCount": 3,
-        "cachedContentTokenCount": 90,
-    }
-    assert usage_of(gemini) == {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 90}

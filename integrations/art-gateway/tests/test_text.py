@@ -12,6 +12,7 @@ from art_core.testing import FakeEngine
 from art_core.testing.provider import PlainProvider, scripted_reply
 from art_gateway import dialects
 from art_gateway.text import Conversations, TextUpstream
+from art_gateway.text_gateway import TextGateway
 
 SYSTEM = {"role": "system", "content": "You are brief."}
 
@@ -32,7 +33,7 @@ def recording(start, provider):
 
     def recording(key=None, **options):
         upstreams = [TextUpstream(provider.base_url, api_key=key)]
-        return start(upstreams=upstreams, dialects=dialects(), text=True, **options)
+        return start(upstreams=upstreams, dialects=dialects(), kind=TextGateway, **options)
 
     return recording
 

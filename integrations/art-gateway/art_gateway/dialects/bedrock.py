@@ -144,14 +144,14 @@ def unframed(content: bytes) -> Iterator[tuple[str, JsonDict]]:
     """Yield the kind and the JSON of each message of an event stream, as far as it is whole. Nothing is verified."""
     while len(content) >= 16:
         length, head_length = struct.unpack_from(">II", content)
+        if not 16 + head_length <= length <= len(content):
+            return
         head, payload = content[12 : 12 + head_length], content[12 + head_length : length - 4]
         headers: JsonDict = {}
         while head:
             name, head = head[1 : 1 + head[0]].decode(), head[1 + head[0] :]
             _, size = struct.unpack_from(">BH", head)
             headers[name], head = head[3 : 3 + size].decode(), head[3 + size :]
-        if length > len(content):
-            return
         yield headers.get(":event-type", ""), orjson.loads(payload)
         content = content[length:]
 

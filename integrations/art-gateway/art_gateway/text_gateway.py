@@ -1,0 +1,80 @@
+"""The gateway in front of a provider: records text by conversations, and passes on everything else."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from art_core.capture import Dialect, Exchange
+from art_core.errors import UpstreamError
+from art_core.types import Call
+from art_gateway.app import COMMANDS, Gateway, Ledger
+from art_gateway.text import Conversations
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from art_core.store import Store
+
+log = logging.getLogger("art_gateway")
+OWN = COMMANDS | {"/health"}
+"""Paths that the gateway answers itself."""
+
+
+class TextLedger(Ledger):
+    """A Ledger that remembers how conversations end."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.conversations = Conversations()
+
+    def record(self, rollout_id: str, call: Call) -> None:
+        """Record a call, and remember what its conversation says so far."""
+        super().record(rollout_id, call)
+        if messages := call.messages():
+            self.conversations.add(messages, rollout_id)
+
+
+class TextGateway(Gateway):
+    """Answers the provider's own paths too. A call there is recorded in the conversation that it continues, or in a new one."""
+
+    ledger: TextLedger
+    _make_ledger = TextLedger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        path = exchange.path
+        if path in OWN or path.startswith("/rollouts/"):
+            return await super().__call__(scope, receive, send)
+        found = self._paths.split(f"/rollouts/new{path}")
+        dialect = self._dialects.get(found[1]) if found and exchange.method == "POST" else None
+        exchange.dialect = dialect or exchange.dialect
+        async with exchange.answering_errors(log, "a request failed inside the gateway"):
+            self._check_page(exchange)
+            self._admit(exchange)
+            body = await exchange.body(self.max_body)
+            if body is None:
+                return
+            if dialect is None:
+                return await self.pool.route("").pass_on(exchange, body)
+            unread = [{"type": "http.request", "body": body}]
+
+            async def again() -> Any:
+                return unread.pop() if unread else await receive()
+
+            await super().__call__(
+                {**scope, "path": f"/rollouts/{self._conversation(dialect, body)}{path}"}, again, send
+            )
+
+    def _conversation(self, dialect: Dialect, body: bytes) -> str:
+        """Return the id of the conversation that a request continues, or of a new one."""
+        with suppress(ValueError, UpstreamError):
+            request = orjson.loads(body)
+            messages = dialect.to_chat(request).get("messages") if isinstance(request, dict) else None
+            if id := self.ledger.conversations.continued(messages or []):
+                return id
+        return uuid.uuid4().hex
