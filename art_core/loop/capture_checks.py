@@ -28,8 +28,8 @@ def check_sampled(groups: Sequence[Group]) -> None:
     if foreign:
         raise ConfigError(
             f"{len(foreign)} trajectories, rollout {foreign[0] or '(no id)'} first, have calls that another model answered "
-            "(policy_version -1), without the probabilities that a policy gradient needs; imitate these trajectories with "
-            "learn_sft, or leave them out"
+            "(policy_version -1), without the probabilities that a policy gradient needs; leave these trajectories out, or, "
+            "if their calls have token ids, imitate them with learn_sft"
         )
 
 

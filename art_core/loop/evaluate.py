@@ -150,9 +150,9 @@ async def evaluate(
     """
     check_tasks(tasks)
     if model == LIVE:
+        if temperature is not None or engine not in ("embedded", LIVE):
+            raise ConfigError("model='live' runs the agent as it is; drop temperature= and engine=")
         engine = LIVE
-        if temperature is not None:
-            raise ConfigError("model='live' runs the agent as it is; drop temperature=")
     served, weights = _served(model, settings, at_address=is_address(engine))
     config = make_config(served, evaluate)
     screen = display(progress)
@@ -215,6 +215,10 @@ def _served(
     A server ``at_address`` has already started with other weights, so even a whole checkpoint must be loaded into it.
     """
     begun = {} if model == LIVE else recorded_settings(model)
+    if begun.get("model") == LIVE:
+        raise ConfigError(
+            f"{model} records how the agent did with its own provider, so it has no model; pass model='live'"
+        )
     if not begun:
         return {**settings, "model": str(model)}, None
     served = {name: value for name, value in begun["config"].items() if name in SERVING and value not in (None, [], {})}

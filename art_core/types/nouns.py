@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,11 +73,12 @@ class Call:
         with ``agent="team/writer"``; ``"write"`` does not."""
         return within(self.agent, nodes)
 
-    def tokens(self) -> tuple[float, float]:
-        """Return how many tokens were shown and sampled; of a call recorded as text, as its provider counted them (else NaN)."""
+    def token_counts(self) -> tuple[int, int] | None:
+        """Return how many tokens were shown and sampled. Of a call recorded as text its provider's counts, None without them."""
         if self.prompt_ids:
             return len(self.prompt_ids), len(self.sampled_ids)
-        return self.usage.get("prompt_tokens", math.nan), self.usage.get("completion_tokens", math.nan)
+        counts = [self.usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        return None if None in counts else (int(counts[0]), int(counts[1]))
 
     def messages(self) -> list[JsonDict]:
         """Return the conversation and the answer as chat messages; a raw prompt counts as the user's."""

@@ -245,6 +245,8 @@ def evaluate(
     """Run an agent once on every task and report its success rate and mean reward."""
     import art_core as art
 
+    if live and model != "tiny":
+        raise typer.BadParameter("--live runs the agent with its own models; drop --model")
     model = "live" if live else model
     run_dir = run_dir or new_run_dir(f"eval-{Path(model).name}")
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}

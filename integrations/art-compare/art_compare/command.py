@@ -15,14 +15,13 @@ from art_compare.comparison import Comparison, Difference
 from art_compare.comparison import compare as compare_sides
 from art_compare.measures import MEASURES
 from art_compare.prices import read_prices
-from art_core.errors import ConfigError
+from art_compare.statistics import FEW
+from art_core.errors import ArtError
 from art_core.plugin_api import plural, printable
 
 FAILED, NOT_SHOWN = 1, 3
 FLIPS_SHOWN = 5
 TASK_CHARS = 100
-FEW = 20
-"""Tasks below which the bootstrap's intervals are too narrow."""
 
 
 def compare(
@@ -40,11 +39,14 @@ def compare(
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="The gate also needs enough tasks to show it: exit code 3.")
+        bool, typer.Option("--strict", help="Exit with 3 if there are too few tasks to show that the gate holds.")
     ] = False,
     price: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=PROMPT/SAMPLED in US dollars per million tokens, for the cost of a side; repeatable."),
+        typer.Option(
+            help="NAME=PROMPT/SAMPLED in US dollars per million tokens, for the cost of a side; repeatable. "
+            "LiteLLM, if installed, lists the prices of live calls."
+        ),
     ] = None,
     temperature: Annotated[
         str | None,
@@ -62,7 +64,7 @@ def compare(
         chosen = float(temperature) if temperature not in (None, "own") else temperature
         comparison = compare_sides(*sides, gate=gate, temperature=chosen, prices=read_prices(price or []))
         verdicts = comparison.verdicts
-    except (ConfigError, ValueError) as error:
+    except (ArtError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     if json_:
         print(json.dumps(comparison.as_json()))  # noqa: T201 - the command's result
@@ -86,7 +88,7 @@ def _print(comparison: Comparison, transcripts: int) -> None:
         if rest := len(side.trajectories) - len(comparison.keys):
             say(f"{side.name} has {plural(rest, 'task')} more, left out")
     if len(comparison.keys) < FEW:
-        say(f"with fewer than {FEW} tasks these intervals are too narrow")
+        say(f"with fewer than {FEW} tasks the intervals are too narrow, except those of success")
     rewards = {side.reward for side in comparison.sides}
     if len(rewards) > 1:
         say(f"scored by different rewards: {', '.join(sorted(map(str, rewards)))}")
@@ -111,12 +113,14 @@ def _table(comparison: Comparison) -> Table:
         table.add_column("difference")
     for measure, how in MEASURES.items():
         values = [comparison.value(measure, number) for number in range(len(comparison.sides))]
-        if all(value is None for value in values):
+        known = [number for number, value in enumerate(values) if value is not None]
+        if not known:
             continue
         row = ["-" if values[0] is None else how.show(values[0])]
         for number, value in enumerate(values[1:], 1):
             row += ["-" if value is None else how.show(value), _shown(comparison.difference(measure, number), measure)]
-        table.add_row(measure, *row)
+        counted = len(comparison.columns(measure, *known))
+        table.add_row(measure if counted == len(comparison.keys) else f"{measure} ({plural(counted, 'task')})", *row)
     return table
 
 

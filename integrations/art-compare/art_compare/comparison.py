@@ -61,9 +61,16 @@ class Comparison:
         return names.index(name)
 
     def columns(self, measure: str, *sides: int) -> np.ndarray:
-        """Return a measure's numbers (tasks, len(sides)) of the tasks for which all these sides have one."""
-        values = self.values[MEASURES[measure].of][:, sides]
-        return values[~np.isnan(values).any(axis=1)]
+        """Return a measure's numbers (tasks, len(sides)) of the tasks for which all sides have one that have any.
+
+        Empty if one of ``sides`` has none.
+        """
+        values = self.values[MEASURES[measure].of]
+        missing = np.isnan(values)
+        measured = ~missing.all(axis=0)
+        if not measured[list(sides)].all():
+            return np.empty((0, len(sides)))
+        return values[~missing[:, measured].any(axis=1)][:, sides]
 
     def value(self, measure: str, side: int) -> float | None:
         """Return what a side has in a measure; None if it isn't known."""
@@ -98,7 +105,11 @@ class Comparison:
     def verdicts(self) -> tuple[Verdict, ...]:
         """What the gate says of every side but the first, condition by condition."""
         return tuple(
-            judge(condition, self, side) for side in range(1, len(self.sides)) for condition in self.conditions
+            judge(condition, self, number)
+            for number, side in enumerate(self.sides)
+            if number
+            for condition in self.conditions
+            if condition.side != side.name
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Conditions that a side must meet to replace another, and whether it does.
 
-A condition fails if the tasks show that it isn't met: a side that is as good as the bound is refused in at most ``LEVEL`` of all
-comparisons, however noisy the tasks. It holds if they show that it is met. In between nothing is shown, because there are too
-few tasks.
+A condition fails if the tasks show that it isn't met, so a side that is just as good as the bound is refused in about ``LEVEL``
+of all comparisons or fewer, however noisy the tasks. It holds if they show that it is met. In between nothing is shown, because
+there are too few tasks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,13 +22,9 @@ from art_core.errors import ConfigError
 if TYPE_CHECKING:
     from art_compare.comparison import Comparison
 
-NUMBER = r"\d+(?:\.\d*)?|\.\d+"
-CONDITION = re.compile(
-    rf"""\s*(?P<measure>\w+)\s*(?P<order>>=|<=)\s*
-    (?: (?:(?P<factor>{NUMBER})\s*\*\s*)? (?P<side>[A-Za-z_][\w.-]*?) (?:\s*(?P<sign>[+]|\s-\s)\s*(?P<margin>{NUMBER}))?
-    | (?P<bound>{NUMBER}) )\s*""",
-    re.VERBOSE,
-)
+NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
+CONDITION = re.compile(rf"(\w+)\s*(>=|<=)\s*(?:({NUMBER})\s*\*\s*)?(\S.*)")
+WITH_MARGIN = re.compile(rf"(.+?)\s*([+-])\s*({NUMBER})")
 State = Literal["holds", "fails", "not shown"]
 
 
@@ -63,27 +60,32 @@ class Verdict:
 
 def read_gate(text: str, sides: Sequence[str]) -> tuple[Condition, ...]:
     """Parse conditions, separated by commas. Raises ConfigError for what isn't one, and for sides that don't exist."""
-    return tuple(_condition(part, sides) for part in text.split(",") if part.strip())
+    return tuple(_condition(part.strip(), sides) for part in text.split(",") if part.strip())
 
 
 def _condition(text: str, sides: Sequence[str]) -> Condition:
     found = CONDITION.fullmatch(text)
-    if found is None or found["measure"] not in MEASURES:
-        raise ConfigError(
-            f"{text.strip()!r} is not a condition; write MEASURE >= SIDE - NUMBER, MEASURE <= FACTOR * SIDE or "
-            f"MEASURE >= NUMBER, such as 'success >= {sides[0]} - 0.02'; the measures are {', '.join(MEASURES)}"
-        )
-    if found["side"] is not None and found["side"] not in sides:
-        raise ConfigError(f"{text.strip()!r} names {found['side']!r}, but the sides are {', '.join(sides)}")
-    margin = float(found["margin"] or 0) * (-1 if "-" in (found["sign"] or "") else 1)
-    return Condition(
-        text.strip(),
-        found["measure"],
-        found["order"] == ">=",
-        found["side"],
-        float(found["factor"] or 1) if found["side"] else 0.0,
-        margin if found["side"] else float(found["bound"]),
+    if found and found[1] in MEASURES:
+        measure, order, factor, rest = found.groups()
+        side, margin = _side_and_margin(rest.strip(), sides)
+        if side is not None:
+            return Condition(text, measure, order == ">=", side, float(factor or 1), margin)
+        if factor is None and re.fullmatch(f"-?{NUMBER}", rest):
+            return Condition(text, measure, order == ">=", None, 0.0, float(rest))
+    raise ConfigError(
+        f"{text!r} is not a condition; write MEASURE >= SIDE - NUMBER, MEASURE <= FACTOR * SIDE or MEASURE >= NUMBER, such as "
+        f"'success >= {sides[0]} - 0.02'. The sides are {', '.join(sides)}; the measures are {', '.join(MEASURES)}"
     )
+
+
+def _side_and_margin(text: str, sides: Sequence[str]) -> tuple[str | None, float]:
+    """Return a side and what is added to it; names may have dashes, so a whole name comes first."""
+    if text in sides:
+        return text, 0.0
+    found = WITH_MARGIN.fullmatch(text)
+    if found and found[1] in sides:
+        return found[1], float(f"{found[2]}{found[3]}")
+    return None, 0.0
 
 
 def judge(condition: Condition, comparison: Comparison, side: int) -> Verdict:
@@ -92,35 +94,54 @@ def judge(condition: Condition, comparison: Comparison, side: int) -> Verdict:
     pairs = comparison.columns(condition.measure, reference, side)
     name = comparison.sides[side].name
     if not len(pairs):
-        needs = "--price NAME=PROMPT/SAMPLED for both sides" if condition.measure == "cost" else "a reward that sets it"
-        raise ConfigError(f"{condition.text!r} can't be judged: {condition.measure} isn't known; it needs {needs}")
+        needs = (
+            "--price NAME=PROMPT/SAMPLED for each side without a listed model"
+            if condition.measure == "cost"
+            else "a reward that sets it"
+        )
+        raise ConfigError(
+            f"{condition.text!r} can't be judged: {condition.measure} isn't known of both sides; it needs {needs}"
+        )
     how = MEASURES[condition.measure]
     other, value = map(float, how.sum_up(pairs))
     bound = condition.factor * other + condition.constant
-    at_worst, at_best = _bounds(condition, pairs)
-    state: State = "fails" if at_best < 0 else "holds" if at_worst >= 0 else "not shown"
+    state = _state(condition, pairs)
     advice = _advice(pairs) if state == "not shown" and how.points and condition.factor == 1 else ""
     return Verdict(condition.text, name, state, value, bound, len(pairs), advice)
 
 
-def _bounds(condition: Condition, pairs: np.ndarray) -> tuple[float, float]:
-    """Return between what the candidate's advantage over the bound lies, each side of it with certainty 1 - ``LEVEL``."""
-    how, sign = MEASURES[condition.measure], 1.0 if condition.at_least else -1.0
-    if statistics.is_binary(pairs) and how.quantile is None and condition.factor == 1:
-        lost, won = statistics.discordant(pairs)
-        low, high = statistics.score_interval(lost, won, len(pairs), statistics.Z_LEVEL)
-        low, high = low - condition.constant, high - condition.constant
-        worse = (lost, won) if sign > 0 else (won, lost)
-        at_worst, at_best = (low, high) if sign > 0 else (-high, -low)
-        if condition.constant == 0 and statistics.at_most(worse[1], sum(worse)) > statistics.LEVEL:
-            at_best = max(at_best, 0.0)  # the exact test, whose level is never above the stated one
-        return at_worst, at_best
-    weights = np.array([-condition.factor, 1.0])
-    drawn = statistics.resampled(pairs, lambda it: how.sum_up(it) @ weights - condition.constant)
-    return statistics.percentiles(sign * drawn if sign > 0 else np.sort(-drawn), statistics.LEVEL)
+def _state(condition: Condition, pairs: np.ndarray) -> State:
+    """Test the condition on (tasks, 2): the reference's numbers and the candidate's."""
+    how = MEASURES[condition.measure]
+    if how.quantile is None and condition.factor in (0, 1) and statistics.is_binary(pairs):
+        below, above = _p_values(condition, pairs)
+    elif len(pairs) < statistics.FEW:
+        return "not shown"
+    else:
+        weights = np.array([-condition.factor, 1.0])
+        drawn = statistics.resampled(pairs, lambda it: how.sum_up(it) @ weights - condition.constant)
+        below, above = float((drawn >= 0).mean()), float((drawn <= 0).mean())
+    p_worse, p_better = (below, above) if condition.at_least else (above, below)
+    return "fails" if p_worse <= statistics.LEVEL else "holds" if p_better <= statistics.LEVEL else "not shown"
+
+
+def _p_values(condition: Condition, pairs: np.ndarray) -> tuple[float, float]:
+    """Return how probable successes as few as these, and as many, are if the rate is just at the bound."""
+    tasks, solved = len(pairs), int(pairs[:, 1].sum())
+    if condition.side is None:
+        rate = condition.constant
+        return statistics.binomial(solved, tasks, rate), statistics.binomial(tasks - solved, tasks, 1 - rate)
+    lost, won = statistics.discordant(pairs)
+    if condition.constant == 0:
+        return statistics.at_most(won, lost + won), statistics.at_most(lost, lost + won)
+    below = NormalDist().cdf(statistics.score(lost, won, tasks, condition.constant))
+    return below, 1 - below
 
 
 def _advice(pairs: np.ndarray) -> str:
     unequal = float((pairs[:, 0] != pairs[:, 1]).mean())
     least = statistics.detectable(max(unequal, 1 / len(pairs)), len(pairs))
-    return f"{len(pairs)} tasks show a difference of about {100 * least:.0f} points in 8 of 10 comparisons; more tasks show less"
+    if least >= 1:
+        return "far too few tasks to tell"
+    points = f"a loss of {100 * least:.0f} points would be found in about 8 of 10 comparisons"
+    return f"with {len(pairs)} tasks, {points}; with more, smaller ones"

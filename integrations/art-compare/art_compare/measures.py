@@ -79,11 +79,8 @@ def _tokens(trajectory: Trajectory) -> tuple[float, float]:
     prompts: dict[object, float] = {}
     sampled = 0.0
     for index, call in enumerate(trajectory.calls):
-        text = not call.prompt_ids
-        tokens = call.usage.get("prompt_tokens", UNKNOWN) if text else float(len(call.prompt_ids))
         # Of several choices recorded as text, the first has the usage of all.
-        if not (text and call.choice):
-            prompts[call.request_id or index] = tokens
-            sampled += call.usage.get("completion_tokens", UNKNOWN) if text else 0.0
-        sampled += len(call.sampled_ids)
+        if call.prompt_ids or not call.choice:
+            prompts[call.request_id or index], tokens = call.token_counts() or (UNKNOWN, UNKNOWN)
+            sampled += tokens
     return sum(prompts.values()), sampled

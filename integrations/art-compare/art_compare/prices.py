@@ -43,9 +43,10 @@ def listed_cost(call: Call) -> float:
     if listed is None or "prompt_tokens" not in usage or "completion_tokens" not in usage:
         return UNKNOWN
     prompt, sampled = listed["input_cost_per_token"], listed["output_cost_per_token"]
-    cached = usage.get("cached_tokens", 0.0)
-    cheaper = listed.get("cache_read_input_token_cost", prompt)
-    return (usage["prompt_tokens"] - cached) * prompt + cached * cheaper + usage["completion_tokens"] * sampled
+    cached, written = usage.get("cached_tokens", 0.0), usage.get("cache_write_tokens", 0.0)
+    of_cache = cached * listed.get("cache_read_input_token_cost", prompt)
+    of_cache += written * listed.get("cache_creation_input_token_cost", prompt)
+    return (usage["prompt_tokens"] - cached - written) * prompt + of_cache + usage["completion_tokens"] * sampled
 
 
 def _model(call: Call) -> str:

@@ -1,6 +1,6 @@
 """Tests and intervals for two measurements of the same tasks.
 
-Successes are compared by their pairs: a task that only one side solved tells something, one that both solved doesn't. The p-value
+Successes are compared by their pairs: a task that only one side solved is informative, one that both solved isn't. The p-value
 is McNemar's, exact. The difference has Tango's score interval (Statistics in Medicine 17, 1998), also right for few tasks and few
 differences. Everything else is resampled over the tasks (paired bootstrap, percentiles).
 """
@@ -16,6 +16,8 @@ import numpy as np
 RESAMPLES = 4_000
 LEVEL = 0.05
 """How often a gate may fail although nothing is worse."""
+FEW = 20
+"""Tasks below which resampling says too little: its intervals are too narrow."""
 Z_LEVEL = NormalDist().inv_cdf(1 - LEVEL)
 
 
@@ -40,6 +42,16 @@ def mcnemar(lost: int, won: int) -> float:
 def at_most(successes: int, trials: int) -> float:
     """Return the probability of at most so many heads when a fair coin is tossed."""
     return sum(math.comb(trials, k) for k in range(successes + 1)) / 2**trials
+
+
+def binomial(successes: int, trials: int, rate: float) -> float:
+    """Return the probability of at most so many successes."""
+    if rate <= 0 or rate >= 1:
+        return float(rate <= 0 or successes >= trials)
+    log, log_other, all_ = math.log(rate), math.log1p(-rate), math.lgamma(trials + 1)
+    orders = (all_ - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(successes + 1))
+    logs = (order + k * log + (trials - k) * log_other for k, order in enumerate(orders))
+    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def score(lost: int, won: int, tasks: int, difference: float) -> float:

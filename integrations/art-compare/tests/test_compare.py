@@ -74,7 +74,7 @@ def test_the_command_shows_values_differences_and_the_tasks_that_flipped(runs):
 def test_a_gate_fails_only_if_the_tasks_show_it(runs):
     worse = art_compare(runs["mine"], runs["live"], "--gate", "success >= mine - 0.02, success <= 0.4")
     assert worse.exit_code == 0 and "NOT SHOWN  live: success >= mine - 0.02" in worse.output, worse.output
-    assert "more tasks show less" in worse.output
+    assert "with 40 tasks, a loss of" in worse.output
     assert art_compare(runs["mine"], runs["live"], "--gate", "success >= mine", "--strict").exit_code == 3
     assert art_compare(runs["mine"], runs["live"], "--gate", "success >= 0.8").exit_code == 1
     assert art_compare(runs["live"], runs["mine"], "--gate", "success >= 0.2", "--strict").exit_code == 0
@@ -117,7 +117,7 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do(runs, tmp_path):
         ((runs["live"], runs["live"]), "NAME=FOLDER"),
         ((runs["live"], runs["mine"], "--temperature", 1), "not all evaluated at temperature 1"),
         ((runs["live"], runs["mine"], "--gate", "succes >= live"), "is not a condition"),
-        ((runs["live"], runs["mine"], "--gate", "success >= other"), "the sides are live, mine"),
+        ((runs["live"], runs["mine"], "--gate", "success >= other"), "The sides are live, mine"),
         ((runs["live"], runs["mine"], "--price", "live=1"), "PROMPT/SAMPLED"),
         ((runs["live"], f"o={evaluation(tmp_path / 'other', (), ['task 100'])}"), "no task in common"),
     ):
@@ -202,6 +202,38 @@ def test_a_gate_without_a_margin_is_never_wrong_more_often_than_stated(tasks, un
             fails = (states("success >= live", [column])["fails"] for column in columns)
             wrong += chance * sum(f * math.comb(apart, won) / 2**apart for won, f in enumerate(fails))
     assert 0 < wrong <= statistics.LEVEL
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 10, 20, 200])
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5, 0.9])
+def test_a_number_as_bound_is_never_wrong_more_often_than_stated(tasks, rate):
+    wrong = sure = 0.0
+    for solved in range(tasks + 1):
+        chance = math.comb(tasks, solved) * rate**solved * (1 - rate) ** (tasks - solved)
+        column = np.array([[0.0, 1.0]] * solved + [[0.0, 0.0]] * (tasks - solved))
+        found = states(f"success >= {rate}", [column])
+        wrong, sure = wrong + chance * found["fails"], sure + chance * found["holds"]
+    assert wrong <= statistics.LEVEL + 1e-12 and sure <= statistics.LEVEL + 1e-12
+
+
+def test_few_tasks_show_nothing_of_other_measures():
+    one = np.array([[1.0, 1.01]] * 3)
+    assert states("cost <= live", [one])["not shown"] == 1
+
+
+def test_conditions_name_sides_with_dashes_margins_without_blanks_and_negative_bounds():
+    sides = ["run-2", "live", "2025-11"]
+    found = {text: read_gate(text, sides)[0] for text in (
+        "success >= run-2", "success >= live-0.02", "success >= run-2 - 0.1", "reward >= -0.5", "cost <= 0.5 * 2025-11",
+    )}  # fmt: skip
+    assert [(it.side, it.factor, it.constant) for it in found.values()] == [
+        ("run-2", 1, 0), ("live", 1, -0.02), ("run-2", 1, -0.1), (None, 0, -0.5), ("2025-11", 0.5, 0),
+    ]  # fmt: skip
+
+
+def test_a_side_is_not_compared_with_itself(runs):
+    found = compare(runs["live"], runs["mine"], f"third={runs['mine']}", gate="success >= mine - 0.02")
+    assert [verdict.side for verdict in found.verdicts] == ["third"]
 
 
 @pytest.mark.parametrize("unequal", [0.12, 0.2, 0.3, 0.4])

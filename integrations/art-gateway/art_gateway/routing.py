@@ -106,7 +106,7 @@ class Pool:
         return cls([Backend(upstream) for upstream in upstreams], retries, first_pause)
 
     def route(self, rollout_id: str) -> Upstream:
-        """Return the upstream that answers a rollout's calls. What only relays isn't tried again: that is its client's affair."""
+        """Return the upstream that answers a rollout's calls. For one that only relays, retrying is left to the client."""
         ordered = self._ordered(rollout_id)
         first = next((backend for backend in ordered if backend.up), ordered[0]).upstream
         return first if hasattr(first, "relay") else Route(self, ordered)

@@ -299,5 +299,6 @@ def test_an_agent_that_uses_the_address_itself_is_refused(tmp_path):
 def test_live_is_for_evaluations_without_a_temperature(tmp_path):
     with pytest.raises(ConfigError, match="can't be trained"):
         art.train_sync(lambda task: task, TASKS, model="live", reward=lambda t: 1.0, steps=1, run_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="drop temperature="):
-        live(lambda task: task, tmp_path / "run", temperature=1.0)
+    for settings in ({"temperature": 1.0}, {"engine": FakeEngine()}):
+        with pytest.raises(ConfigError, match="drop temperature= and engine="):
+            live(lambda task: task, tmp_path / "run", **settings)

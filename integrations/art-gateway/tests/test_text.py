@@ -117,6 +117,62 @@ async def test_conversations_are_loaded_like_any_trajectory(recording, tmp_path)
     assert trajectory.messages()[-1]["content"] == "answer to task-001"
 
 
+async def post(desk, path, body):
+    async with desk.client.post(desk.url + path, json=body, headers={"authorization": "Bearer sk-own"}) as response:
+        return response.status, await response.text()
+
+
+async def test_what_is_no_model_call_or_cannot_be_read_is_the_providers_affair(recording, provider):
+    async with recording() as desk:
+        assert await post(desk, "/v1/embeddings?a=1", {"model": "m", "input": "x"}) == (
+            404, '{"error":{"message":"there is no /v1/embeddings here"}}'
+        )  # fmt: skip
+        status, answer = await post(
+            desk, "/v1/chat/completions", {"model": "m", "messages": [user("Please do refused-000.")]}
+        )
+        assert status == 400 and "refused-000 is refused" in answer
+        assert desk.store.rollouts() == ()
+    assert provider.requests[0].path == "/v1/embeddings"
+
+
+async def test_a_model_in_the_path_is_recorded(recording):
+    body = {"contents": [{"role": "user", "parts": [{"text": "Please do task-001."}]}]}
+    async with recording() as desk:
+        assert (await post(desk, "/v1beta/models/gemini-x:generateContent", body))[0] == 200
+        [rollout] = desk.store.rollouts()
+        [call] = desk.store.calls(rollout.rollout_id)
+    assert call.request["model"] == "gemini-x" and call.response["content"] == "answer to task-001"
+
+
+@pytest.mark.parametrize(
+    ("base", "target", "url"),
+    [
+        ("https://api.openai.com/v1", "/v1/chat/completions", "https://api.openai.com/v1/chat/completions"),
+        ("https://api.z.ai/api/paas/v4", "/v1/chat/completions", "https://api.z.ai/api/paas/v4/chat/completions"),
+        ("https://host/v1beta/openai", "/v1/chat/completions?a=b", "https://host/v1beta/openai/chat/completions?a=b"),
+        ("https://api.anthropic.com", "/v1/messages", "https://api.anthropic.com/v1/messages"),
+        ("https://api.anthropic.com/v1", "/v1/messages", "https://api.anthropic.com/v1/messages"),
+        (
+            "https://google",
+            "/v1beta/models/m:generateContent?alt=sse",
+            "https://google/v1beta/models/m:generateContent?alt=sse",
+        ),
+        ("https://bedrock", "/model/arn%3Aaws%2Fx/converse", "https://bedrock/model/arn%3Aaws%2Fx/converse"),
+        ("http://127.0.0.1:11434", "/api/chat", "http://127.0.0.1:11434/api/chat"),
+    ],
+)
+def test_a_request_keeps_its_path_below_the_providers_address(base, target, url):
+    assert TextUpstream(base).url(target) == url
+
+
+def test_conversations_that_are_the_same_so_far_are_each_continued_once():
+    known, answer = Conversations(), {"role": "assistant", "content": "Hello!"}
+    known.add([user("Hi"), answer], "first")
+    known.add([user("Hi"), answer], "second")
+    continued = [known.continued([user("Hi"), answer, user(text)]) for text in ("a", "b", "b, sent again")]
+    assert continued == ["first", "second", "second"]
+
+
 def test_a_conversation_is_recognised_however_its_client_spells_the_answer():
     known = Conversations()
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"a":1,"b":2}'}}

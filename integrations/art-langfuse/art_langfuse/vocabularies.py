@@ -92,7 +92,7 @@ def _langfuse_generation(traced: Traced, call: Call) -> Attributes:
         "langfuse.observation.model.name": answered_by(traced, call),
         "langfuse.observation.model.parameters": as_json(settings),
         "langfuse.observation.usage_details": json.dumps(
-            {"input": len(call.prompt_ids), "output": len(call.sampled_ids)}
+            dict(zip(("input", "output"), call.token_counts() or (), strict=False))
         ),
     }
 
@@ -158,8 +158,9 @@ def _genai_chat(traced: Traced, call: Call, content: bool) -> Attributes:
         "gen_ai.request.top_p": request.get("top_p"),
         "gen_ai.request.max_tokens": request.get("max_completion_tokens") or request.get("max_tokens"),
         "gen_ai.response.finish_reasons": ["tool_call" if call.finish_reason == "tool_calls" else call.finish_reason],
-        "gen_ai.usage.input_tokens": len(call.prompt_ids),
-        "gen_ai.usage.output_tokens": len(call.sampled_ids),
+        **dict(
+            zip(("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"), call.token_counts() or (), strict=False)
+        ),
         "gen_ai.agent.name": call.agent,
         "art.policy_version": call.policy_version,
     }

@@ -169,6 +169,7 @@ def _call(
     *prompt, answer = call.messages()
     request = {key: value for key, value in call.request.items() if key not in ("messages", "tools", "prompt")}
     parent_index, shared, continues = parent
+    prompt_tokens, sampled_tokens = call.token_counts() or (0, 0)
     return responses.CallView(
         index=index,
         agent=None if call.agent is None else readable(call.agent),
@@ -178,8 +179,8 @@ def _call(
         choice=call.choice,
         finish_reason=call.finish_reason,
         temperature=call.temperature,
-        prompt_tokens=len(call.prompt_ids),
-        sampled_tokens=len(call.sampled_ids),
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=sampled_tokens,
         forced_tokens=len(call.forced),
         mean_logprob=number(float(np.mean(call.logprobs))) if call.logprobs else None,
         reward=number(call.reward),

@@ -26,6 +26,7 @@ def rows(step: int, groups: Sequence[Group]) -> list[list[Any]]:
 
 
 def _row(step: int, group: Group, index: int, rollout: Trajectory) -> list[Any]:
+    tokens = [call.token_counts() or (0, 0) for call in rollout.calls]
     return [
         step,
         text(rollout.task),
@@ -36,8 +37,8 @@ def _row(step: int, group: Group, index: int, rollout: Trajectory) -> list[Any]:
         text(rollout.metrics),
         text("\n\n".join(f"{name}: {note}" for name, note in rollout.notes.items())),
         len(rollout.calls),
-        sum(len(call.prompt_ids) for call in rollout.calls),
-        sum(len(call.sampled_ids) for call in rollout.calls),
+        sum(prompt for prompt, _ in tokens),
+        sum(sampled for _, sampled in tokens),
         rollout.seconds,
         rollout.rollout_id,
     ]
