@@ -2,10 +2,10 @@
 
 from art_core.capture.admission import Gate
 from art_core.capture.dialect import Dialect, Paths
-from art_core.capture.http import BODY_SECONDS, Exchange, Refused
+from art_core.capture.http import BODY_SECONDS, Exchange, Refused, RelayedCall
 from art_core.capture.listening import LimitedHeadProtocol, address_of, http_server, is_loopback, listen
 from art_core.capture.record import ANSWER, merge_delta
-from art_core.capture.server import CHAT, MODELS, CaptureApp, RelayedCall, stopping_error
+from art_core.capture.server import CHAT, MODELS, CaptureApp, stopping_error
 from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, FixedVersion, HttpUpstream
 
 __all__ = [

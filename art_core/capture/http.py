@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ import orjson
 from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect
 from art_core.capture.upstream import TIMED_OUT
 from art_core.errors import StoreError, UpstreamError
-from art_core.types import JsonDict
+from art_core.types import Call, JsonDict
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -156,3 +157,18 @@ class Exchange:
         if error.retry_after is not None and math.isfinite(error.retry_after):
             headers.append((b"retry-after", str(math.ceil(error.retry_after)).encode()))
         await self.answer(error.status, self.dialect.error(*details), tuple(headers))
+
+
+@dataclass(frozen=True)
+class RelayedCall:
+    """A request that an engine's ``relay`` sends to a provider itself."""
+
+    path: str
+    """Of its dialect; ``model`` is what stands for ``{model}`` in it."""
+    model: str | None
+    body: bytes
+    request_id: str
+    record: Callable[[Sequence[Call]], Awaitable[None]]
+    """Records the call, one per choice, and returns when it would survive this process."""
+    note_progress: Callable[[], None]
+    """To be called whenever a part of the answer arrives."""

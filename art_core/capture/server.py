@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.capture.admission import CallActivity, Gate
 from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect, Paths
-from art_core.capture.http import Exchange, Refused, error_line
+from art_core.capture.http import Exchange, Refused, RelayedCall, error_line
 from art_core.capture.record import Recording, for_client, no_token_ids
 from art_core.capture.replay import RecordedAnswers
 from art_core.capture.shape import check_request, read_object
@@ -63,21 +63,6 @@ class _CallInFlight:
     body: JsonDict
     """What the client sent, in its dialect."""
     recorded: bool = False
-
-
-@dataclass(frozen=True)
-class RelayedCall:
-    """A request that an engine's ``relay`` sends to a provider itself."""
-
-    path: str
-    """Of its dialect; ``model`` is what stands for ``{model}`` in it."""
-    model: str | None
-    body: bytes
-    request_id: str
-    record: Callable[[Sequence[Call]], Awaitable[None]]
-    """Records the call, one per choice, and returns when it would survive this process."""
-    note_progress: Callable[[], None]
-    """To be called whenever a part of the answer arrives."""
 
 
 class CaptureApp:
