@@ -202,23 +202,8 @@ class CallReader:
         return self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE {where} ORDER BY seq", values).fetchall()
 
     def _call(self, row: tuple, *, texts: bool = True) -> Call:
-        (
-            seq,
-            parent,
-            shared,
-            suffix,
-            sampled,
-            logprobs,
-            forced,
-            *plain,
-            messages,
-            tools,
-            settings,
-            response,
-            usage,
-            _,
-            _,
-        ) = row
+        seq, parent, shared, suffix, sampled, logprobs, forced, *plain = row[:15]
+        messages, tools, settings, response, usage = row[15:20]
         version, agent, thread, request_id, choice, reward, temperature, finish_reason = plain
         try:
             prompt = self._prompt(parent, shared, suffix, seq)
