@@ -30,7 +30,7 @@ PUBLIC = {"plugin_api", "types", "errors", "testing", "losses", "scoring", "toke
 OF_RUNS = {"capture", "store", "learner"}
 """What integrations may import too, and the plugins that hold a run."""
 HOLD_RUNS = {"art-classic", "art-openpipe"}
-CORE_LINES = 12_080
+CORE_LINES = 12_082
 """Without ``learner`` and ``testing``."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}

@@ -44,10 +44,6 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.target: str = scope.get("raw_path", b"").decode("latin-1")
-        """The path as it was sent, percent-encoded, and the query."""
-        if query := scope.get("query_string", b""):
-            self.target += f"?{query.decode('latin-1')}"
         self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.dialect: Dialect = CHAT_COMPLETIONS
         self.started = False
@@ -62,6 +58,12 @@ class Exchange:
     def headers(self) -> dict[str, str]:
         """The request's headers, by lower-case name."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._scope["headers"]}
+
+    @cached_property
+    def target(self) -> str:
+        """The path as it was sent, percent-encoded, and the query."""
+        query = self._scope.get("query_string", b"")
+        return (self._scope.get("raw_path", b"") + (b"?" + query if query else b"")).decode("latin-1")
 
     def name(self, header: str) -> str | None:
         """Return a header that clients percent-encode, because headers are Latin-1. None if it is missing or empty."""
