@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from art_core.errors import ArtError
 from art_langfuse.account import Account, account
 from art_langfuse.api import Project
-from art_langfuse.conversations import value_of
 from art_langfuse.outbox import NotDelivered, Outbox
 from art_langfuse.spans import as_json, make_span, text
+from art_tasks.traffic.messages import value_of
 
 if TYPE_CHECKING:
     from langfuse.api import ObservationV2

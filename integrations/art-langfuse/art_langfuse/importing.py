@@ -19,8 +19,8 @@ from art_core.store import Store
 from art_core.types import Call, JsonDict
 from art_embedded.rendering import Renderer
 from art_langfuse.api import SEVERAL, Project
-from art_langfuse.conversations import Unreadable, answer_of, shown_of, value_of
 from art_langfuse.vocabularies import CALL_REWARD, SETTINGS
+from art_tasks.traffic.messages import Unreadable, answer_of, shown_of, value_of
 
 if TYPE_CHECKING:
     from langfuse.api import ObservationV2

@@ -1,4 +1,4 @@
-"""Third-party task suites, each with its own check as the reward and a reference agent."""
+"""Tasks: third-party suites, each with its own check as the reward and a reference agent, and those of your own traffic."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def register_tasks(register: Register) -> None:
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
     """Add ``art tasks``."""
-    from art_tasks.command import tasks
+    from art_tasks.command import app as tasks
 
-    app.command(epilog="Example: `art tasks`; `art tasks bfcl/simple`")(tasks)
+    app.add_typer(tasks, name="tasks")

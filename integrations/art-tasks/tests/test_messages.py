@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from art_langfuse.conversations import Unreadable, answer_of, shown_of
+from art_tasks.traffic.messages import Unreadable, answer_of, shown_of
 
 USER = {"role": "user", "content": "Where?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "desk"}'}}

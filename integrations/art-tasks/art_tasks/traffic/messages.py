@@ -126,6 +126,11 @@ def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
         return
     if not isinstance(item, Mapping):
         raise Unreadable(f"a message is a {type(item).__name__}")
+    if item.get("type") == "constructor" and isinstance(
+        fields := item.get("kwargs"), Mapping
+    ):  # LangChain's, serialized
+        kind = str((item.get("id") or [""])[-1]).removesuffix("Message").removesuffix("MessageChunk").lower()
+        item = {"type": kind, **fields}
     kind, content = item.get("type"), item.get("content")
     if kind == "function_call":
         yield {"role": "assistant", "content": None, "tool_calls": [_call({**item, "id": item.get("call_id")})]}

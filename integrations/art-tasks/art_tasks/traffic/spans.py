@@ -1,0 +1,184 @@
+"""Spans of OpenTelemetry and runs of LangSmith as traces: what an agent was given, what it answered, when, in which conversation.
+
+Of OpenTelemetry these vocabularies are read: the GenAI conventions (attributes, and the older events), OpenInference,
+OpenLLMetry, and art's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from art_core.types import JsonDict
+
+CONVERSATION = (
+    "gen_ai.conversation.id",
+    "session.id",
+    "langfuse.session.id",
+    "traceloop.association.properties.session_id",
+)
+INPUT = ("art.input", "langfuse.trace.input", "langfuse.observation.input", "input.value", "traceloop.entity.input")
+OUTPUT = (
+    "art.output",
+    "langfuse.trace.output",
+    "langfuse.observation.output",
+    "output.value",
+    "traceloop.entity.output",
+)
+PROMPT, ANSWER = "gen_ai.input.messages", "gen_ai.output.messages"
+SYSTEM = "gen_ai.system_instructions"
+INDEXED = re.compile(r"(?:gen_ai\.(prompt)|llm\.(input_messages))\.(\d+)\.(?:message\.)?(role|content)")
+EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run of an agent."""
+
+    id: str
+    conversation: str
+    time: datetime | None
+    input: Any
+    """What the root was given; None if it doesn't say."""
+    prompt: Any
+    """The messages of the first model call; None if there are none."""
+    output: Any
+
+
+@dataclass(frozen=True)
+class _Span:
+    trace: str
+    id: str
+    parent: str | None
+    time: datetime | None
+    conversation: str | None
+    input: Any
+    prompt: Any
+    output: Any
+
+
+def traces(values: Sequence[Mapping[str, Any]]) -> Iterator[Trace]:
+    """Yield the traces of exported spans and runs, in the order of their first ones."""
+    by_trace: dict[str, list[_Span]] = {}
+    for value in values:
+        for span in _spans(value):
+            by_trace.setdefault(span.trace, []).append(span)
+    for id, spans in by_trace.items():
+        ids = {span.id for span in spans}
+        spans.sort(key=lambda span: span.time or datetime.max.replace(tzinfo=UTC))
+        root = next((span for span in spans if span.parent not in ids), spans[0])
+        called = next((span for span in spans if span.prompt is not None), None)
+        last = next((span for span in reversed(spans) if span.prompt is not None and span.output is not None), None)
+        # Of a root that is a model call itself, the prompt says it better.
+        given = root.input if root.prompt is None else None
+        answer = root.output if root.output is not None else last and last.output
+        conversation = next((span.conversation for span in spans if span.conversation), id)
+        yield Trace(id, conversation, root.time, given, called and called.prompt, answer)
+
+
+def _spans(value: Mapping[str, Any]) -> Iterator[_Span]:
+    if "run_type" in value:
+        yield _of_langsmith(value)
+    elif "resourceSpans" in value:
+        for resource in value["resourceSpans"] or ():
+            for scope in resource.get("scopeSpans") or ():
+                for span in scope.get("spans") or ():
+                    events = [
+                        (event.get("name"), _attributes(event.get("attributes"))) for event in span.get("events") or ()
+                    ]
+                    yield _span(
+                        span.get("traceId"), span.get("spanId"), span.get("parentSpanId"), span.get("startTimeUnixNano"),
+                        _attributes(span.get("attributes")), events,
+                    )  # fmt: skip
+    else:
+        context = value["context"]
+        events = [(event.get("name"), event.get("attributes") or {}) for event in value.get("events") or ()]
+        yield _span(
+            context.get("trace_id"), context.get("span_id"), value.get("parent_id"), value.get("start_time"),
+            value.get("attributes") or {}, events,
+        )  # fmt: skip
+
+
+def _span(
+    trace: Any,
+    id: Any,
+    parent: Any,
+    time: Any,
+    attributes: Mapping[str, Any],
+    events: Iterable[tuple[Any, Mapping[str, Any]]],
+) -> _Span:
+    prompt = _prompt(attributes, events)
+    output = first(attributes, (ANSWER, *OUTPUT))
+    if output is None:
+        output = attributes.get("gen_ai.completion.0.content", attributes.get("llm.output_messages.0.message.content"))
+    return _Span(
+        str(trace), str(id), str(parent) if parent else None, moment(time), first(attributes, CONVERSATION),
+        first(attributes, INPUT), prompt, output,
+    )  # fmt: skip
+
+
+def _prompt(attributes: Mapping[str, Any], events: Iterable[tuple[Any, Mapping[str, Any]]]) -> Any:
+    """Return a model call's messages; None if the span is none, or doesn't have them."""
+    if attributes.get("gen_ai.operation.name") in ("invoke_agent", "invoke_workflow", "create_agent", "execute_tool"):
+        return None
+    if (messages := attributes.get(PROMPT)) is not None:
+        listed = json.loads(messages) if isinstance(messages, str) else messages
+        system = attributes.get(SYSTEM)
+        parts = json.loads(system) if isinstance(system, str) else system
+        return [{"role": "system", "parts": parts}, *listed] if parts else listed
+    found: dict[int, JsonDict] = {}
+    for name, value in attributes.items():
+        if match := INDEXED.fullmatch(name):
+            found.setdefault(int(match[3]), {})[match[4]] = value
+    if found:
+        return [found[number] for number in sorted(found)]
+    said = [{"role": match[1], **fields} for name, fields in events if name and (match := EVENT.fullmatch(name))]
+    return [{"role": it["role"], "content": it.get("content")} for it in said] or None
+
+
+def _of_langsmith(run: Mapping[str, Any]) -> _Span:
+    metadata = (run.get("extra") or {}).get("metadata") or {}
+    conversation = first(metadata, ("session_id", "thread_id", "conversation_id"))
+    inputs, is_model = run.get("inputs"), run.get("run_type") in ("llm", "chat_model")
+    trace = run.get("trace_id") or run.get("id")
+    return _Span(
+        str(trace), str(run.get("id")), str(run["parent_run_id"]) if run.get("parent_run_id") else None,
+        moment(run.get("start_time")), str(conversation) if conversation else None,
+        inputs, inputs if is_model else None, run.get("outputs"),
+    )  # fmt: skip
+
+
+def _attributes(listed: Any) -> dict[str, Any]:
+    """Return OTLP's attributes as a dict."""
+    return {it["key"]: _value(it.get("value") or {}) for it in listed or ()}
+
+
+def _value(value: Mapping[str, Any]) -> Any:
+    if "arrayValue" in value:
+        return [_value(it) for it in value["arrayValue"].get("values") or ()]
+    if "kvlistValue" in value:
+        return _attributes(value["kvlistValue"].get("values"))
+    return next(iter(value.values()), None)
+
+
+def moment(recorded: Any) -> datetime | None:
+    """Return a time: ISO 8601, or seconds or nanoseconds since 1970."""
+    try:
+        if isinstance(recorded, str) and not recorded.isdigit():
+            moment = datetime.fromisoformat(recorded)
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        seconds = float(recorded)
+        return datetime.fromtimestamp(
+            seconds / 1e9 if seconds > 1e14 else seconds / 1e3 if seconds > 1e11 else seconds, UTC
+        )
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the first of several columns that is there and not null."""
+    return next((row[name] for name in names if row.get(name) is not None), None)

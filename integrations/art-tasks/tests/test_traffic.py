@@ -1,0 +1,438 @@
+"""Tasks from traffic: what is read from each source, what is the same task, what is held out, what is redacted."""
+
+import json
+import random
+import string
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from art_core.errors import ConfigError
+from art_core.store import Store
+from art_core.types import Call
+from art_tasks.traffic import Request, curate, read
+from art_tasks.traffic.curate import text_of
+from art_tasks.traffic.similar import Found
+
+WORDS = (
+    "cancel order refund invoice parcel address delivery broken late colour size exchange account password email phone store "
+    "opening hours monday shipping abroad coupon discount gift card receipt warranty repair manual battery charger cable screen"
+)
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def sentence(random_: random.Random, words: int = 14) -> str:
+    return " ".join(random_.choice(WORDS.split()) for _ in range(words)) + f" {random_.randrange(10_000)}"
+
+
+def altered(text: str, random_: random.Random) -> str:
+    """The text as another person types it: one letter lost, doubled or exchanged in a long word."""
+    places = [place for place, letter in enumerate(text) if letter.isalpha()]
+    place = random_.choice(places)
+    letter = random_.choice(["", text[place] * 2, random_.choice(string.ascii_lowercase)])
+    return text[:place] + letter + text[place + 1 :]
+
+
+def restyled(text: str, random_: random.Random) -> str:
+    how = random_.randrange(4)
+    return [text.upper(), f"  {text}!?", text.replace(" ", ",  "), f"“{text.title()}”"][how]
+
+
+def requests(*texts: str, conversation: str = "c{}") -> list[Request]:
+    return [
+        Request(text, conversation.format(number), time=BEGAN + timedelta(hours=number))
+        for number, text in enumerate(texts)
+    ]
+
+
+def inputs(tasks) -> list:
+    return [task["input"] for task in tasks]
+
+
+def test_two_hundred_planted_repetitions_are_all_found():
+    random_ = random.Random(1)
+    texts = [sentence(random_) for _ in range(400)]
+    planted = [restyled(text, random_) for text in texts[:100]] + [altered(text, random_) for text in texts[100:200]]
+    curated = curate(requests(*texts, *planted), held_out=0.3)
+    assert Counter(inputs(curated.tasks)) == Counter(texts)
+    assert sum(curated.dropped.values()) == 200
+    assert sum(task["seen"] for task in curated.tasks) == 600
+
+
+def test_none_of_two_hundred_held_out_tasks_leaks_into_training():
+    random_ = random.Random(2)
+    texts = [sentence(random_) for _ in range(200)]
+    held_out = [{"input": text, "seen": 1} for text in texts]
+    leaks = [restyled(text, random_) for text in texts[:100]] + [altered(text, random_) for text in texts[100:]]
+    new = [sentence(random_) for _ in range(100)]
+    curated = curate(requests(*leaks, *new), known=held_out, held_out=0)
+    assert inputs(curated.train) == new
+    assert curated.dropped == {"that are in the known tasks": 200}
+
+
+def test_no_held_out_task_is_nearly_a_training_task_and_no_conversation_is_on_both_sides():
+    random_ = random.Random(3)
+    texts = [sentence(random_, 6) for _ in range(300)]
+    mixed = [
+        altered(random_.choice(texts), random_) if random_.random() < 0.5 else random_.choice(texts) for _ in range(900)
+    ]
+    asked = [
+        Request(text, f"c{random_.randrange(100)}", time=BEGAN + timedelta(hours=n)) for n, text in enumerate(mixed)
+    ]
+    curated = curate(asked)
+    train = Found()
+    for text in inputs(curated.train):
+        train.add(text)
+    assert [train.near(text) for text in inputs(curated.held_out)] == [None] * len(curated.held_out)
+    sides = [{it["conversation"] for it in side} for side in (curated.train, curated.held_out)]
+    assert not sides[0] & sides[1]
+    assert len(sides[1]) == round(0.2 * sum(map(len, sides)))
+
+
+def test_the_newest_conversations_by_their_last_request_are_held_out():
+    asked = [
+        Request("when do you open on sundays", "old", time=BEGAN),
+        Request("is my parcel lost", "long", time=BEGAN + timedelta(hours=1)),
+        Request("how much is shipping abroad", "middle", time=BEGAN + timedelta(hours=2)),
+        Request("can i return a gift", "long", time=BEGAN + timedelta(hours=3)),
+    ]
+    curated = curate(asked, held_out=0.34)
+    assert inputs(curated.held_out) == ["is my parcel lost", "can i return a gift"]
+    assert inputs(curated.train) == ["when do you open on sundays", "how much is shipping abroad"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("please refund order 1017 to my card", "please refund order 1018 to my card"),
+        ("what is 3 + 5 times the number of apples", "what is 3 * 5 times the number of apples"),
+        ("the value is 1.25 of the usual amount", "the value is 12.5 of the usual amount"),
+        ("move the arm by 5 degrees to the left", "move the arm by -5 degrees to the left"),
+    ],
+)
+def test_inputs_with_other_numbers_are_other_tasks_of_the_same_kind(one, other):
+    curated = curate(requests(one, other), held_out=0)
+    assert inputs(curated.train) == [one, other]
+    assert curated.train[0]["kind"] == curated.train[1]["kind"] == 1
+
+
+def test_of_a_kind_the_newest_are_kept():
+    asked = requests(*(f"please refund order {1000 + number} to my card" for number in range(10)), "when do you open")
+    curated = curate(asked, per_kind=3, held_out=0)
+    assert [text[20:24] for text in inputs(curated.train)] == ["1007", "1008", "1009", ""]
+    assert curated.dropped == {"beyond the largest number of one kind": 7}
+
+
+def test_only_requests_to_the_named_agent_are_kept():
+    asked = [
+        Request("book a flight", "a", system="You plan travels."),
+        Request("pick a title", "b", system="You name chats."),
+    ]
+    curated = curate(asked, system="travels", held_out=0)
+    assert inputs(curated.train) == ["book a flight"]
+    assert curated.dropped == {"with another system prompt": 1}
+
+
+def test_what_has_no_text_is_dropped():
+    assert curate([Request("  ", "a"), Request([], "b")]).dropped == {"without text": 2}
+
+
+@pytest.mark.parametrize("settings", [{"held_out": 1.0}, {"held_out": -0.1}, {"same": 0.3}, {"same": 1.5}])
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ConfigError, match="must be"):
+        curate([], **settings)
+
+
+# Sources
+
+
+def lines(path, *rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def chat(*pairs: tuple[str, str]) -> list[dict]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def text_call(messages, answer, **fields) -> Call:
+    return Call(
+        prompt_ids=(), sampled_ids=(), logprobs=(), policy_version=-1, finish_reason="stop", request={"messages": messages},
+        response={"role": "assistant", "content": answer}, **fields,
+    )  # fmt: skip
+
+
+def test_a_gateways_conversations_ask_what_their_users_said_first(tmp_path):
+    first = chat(("system", "You sell shoes."), ("user", "do you have size 45"))
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("c1", task="c1", split="gateway")
+        store.record("c1", text_call(first, "yes"))
+        store.record("c1", text_call([*first, *chat(("assistant", "yes"), ("user", "in blue?"))], "no"))
+        store.add_rollout("c2", task="c2", split="gateway")
+        store.record("c2", text_call(chat(("user", "hello"), ("user", "anybody there?")), "hi"))
+        store.add_rollout("c3", task={"input": "named by the client", "answer": 7}, split="gateway")
+        store.record("c3", text_call(first, "yes"))
+        store.add_rollout("c4", task="c4", split="gateway")
+    traffic = read(tmp_path)
+    one, two, three = traffic.requests
+    assert (one.input, one.answer, one.system, one.conversation) == (
+        "do you have size 45",
+        "no",
+        "You sell shoes.",
+        "c1",
+    )
+    assert one.time is not None
+    assert two.input == chat(("user", "hello"), ("user", "anybody there?"))
+    assert three.input == "named by the client"
+    assert traffic.unread == {"a rollout without a call": 1}
+
+
+def test_rows_of_chat_messages_inputs_and_tasks_are_read(tmp_path):
+    path = lines(
+        tmp_path / "rows.jsonl",
+        {"messages": chat(("system", "Be brief."), ("user", "why?"), ("assistant", "because")), "session_id": "s1"},
+        {
+            "request": {"messages": chat(("user", "how?"))},
+            "response": {"choices": [{"message": chat(("assistant", "so"))[0]}]},
+        },
+        {
+            "id": "t1",
+            "timestamp": "2026-11-03T10:00:00Z",
+            "name": "x",
+            "sessionId": "s2",
+            "input": '"where?"',
+            "output": "here",
+        },
+        {"input": "2 + 2", "answer": 4},
+        {"question": "who?", "expected": "me"},
+        "plain text",
+        '"a text"',
+        {"id": "only"},
+    )
+    traffic = read(path)
+    found = [(it.input, it.answer, dict(it.facts)) for it in traffic.requests]
+    assert found == [
+        ("why?", "because", {}),
+        ("how?", "so", {}),
+        ('"where?"', "here", {}),
+        ("2 + 2", None, {"answer": 4}),
+        ({"question": "who?", "expected": "me"}, None, {}),
+        ("a text", None, {}),
+    ]
+    assert [it.conversation for it in traffic.requests[:3]] == ["s1", f"{path}, line 2", "s2"]
+    assert traffic.requests[2].time == datetime(2026, 11, 3, 10, tzinfo=UTC)
+    assert traffic.unread == {"not JSON": 1, "a row without an input": 1}
+    assert traffic.first_unread["not JSON"] == f"{path}, line 6"
+
+
+def otlp(*spans) -> dict:
+    return {"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def span(id, parent=None, *, trace="t1", at=1, **attributes) -> dict:
+    listed = [{"key": name.replace("__", "."), "value": {"stringValue": value}} for name, value in attributes.items()]
+    return {
+        "traceId": trace, "spanId": id, "parentSpanId": parent or "", "attributes": listed, "name": id,
+        "startTimeUnixNano": str(1_793_000_000_000_000_000 + at * 10**9),
+    }  # fmt: skip
+
+
+PARTS = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "find a hotel"}]}])
+ANSWER = json.dumps(
+    [{"role": "assistant", "parts": [{"type": "text", "content": "The Ritz"}], "finish_reason": "stop"}]
+)
+SPANS = {
+    "the GenAI conventions": [
+        span("root", gen_ai__operation__name="invoke_agent", gen_ai__conversation__id="s9"),
+        span("call", "root", gen_ai__operation__name="chat", gen_ai__input__messages=PARTS, gen_ai__output__messages=ANSWER),
+    ],
+    "OpenInference": [
+        span("root", input__value="find a hotel", output__value="The Ritz", session__id="s9"),
+        span("llm", "root", at=2, llm__input_messages__0__message__role="user", llm__input_messages__0__message__content="x"),
+    ],
+    "OpenLLMetry": [
+        span(
+            "chat", gen_ai__prompt__0__role="user", gen_ai__prompt__0__content="find a hotel",
+            gen_ai__completion__0__content="The Ritz", traceloop__association__properties__session_id="s9",
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("vocabulary", SPANS)
+def test_a_trace_of_spans_is_one_request(vocabulary, tmp_path):
+    (request,) = read(lines(tmp_path / "spans.jsonl", *(otlp(it) for it in reversed(SPANS[vocabulary])))).requests
+    assert (request.input, request.answer, request.conversation) == ("find a hotel", "The Ritz", "s9")
+    assert request.time == datetime.fromtimestamp(1_793_000_001, UTC)
+
+
+def test_the_console_exporters_spans_with_messages_as_events_are_read(tmp_path):
+    exported = {
+        "name": "chat", "context": {"trace_id": "0x1", "span_id": "0x2"}, "parent_id": None,
+        "start_time": "2026-11-05T09:00:00.000000Z", "attributes": {"gen_ai.operation.name": "chat"},
+        "events": [
+            {"name": "gen_ai.system.message", "attributes": {"content": "Be kind."}},
+            {"name": "gen_ai.user.message", "attributes": {"content": "find a hotel"}},
+        ],
+    }  # fmt: skip
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps([exported]))
+    (request,) = read(path).requests
+    assert (request.input, request.system) == ("find a hotel", "Be kind.")
+    assert request.time == datetime(2026, 11, 5, 9, tzinfo=UTC)
+
+
+def serialized(kind: str, content: str) -> dict:
+    return {
+        "lc": 1,
+        "type": "constructor",
+        "id": ["langchain", "schema", "messages", kind],
+        "kwargs": {"content": content},
+    }
+
+
+def test_runs_of_langsmith_are_read_by_trace(tmp_path):
+    thread = {"metadata": {"thread_id": "th"}}
+    graph = {"id": "1", "trace_id": "1", "run_type": "chain", "start_time": "2026-11-05T09:00:00", "extra": thread}
+    model = {"id": "2", "trace_id": "1", "parent_run_id": "1", "run_type": "llm", "start_time": "2026-11-05T09:00:01"}
+    alone = {"id": "3", "trace_id": "3", "run_type": "llm", "start_time": "2026-11-05T10:00:00"}
+    human = serialized("HumanMessage", "find a hotel")
+    path = lines(
+        tmp_path / "runs.jsonl",
+        model | {"inputs": {"messages": [[human]]}},
+        graph
+        | {"inputs": {"messages": [{"type": "human", "content": "find a hotel"}]}, "outputs": {"output": "The Ritz"}},
+        alone | {"inputs": {"messages": [[serialized("SystemMessage", "Be kind."), human]]}},
+    )
+    one, other = read(path).requests
+    assert (one.input, one.answer, one.conversation) == ("find a hotel", "The Ritz", "th")
+    assert (other.input, other.system, other.conversation) == ("find a hotel", "Be kind.", "3")
+
+
+def test_a_source_that_does_not_exist_is_refused_with_what_can_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="neither a run folder nor a file"):
+        read(tmp_path / "nothing")
+
+
+def test_the_text_of_an_input_has_no_roles_in_it():
+    assert text_of(chat(("user", "one"), ("user", "two"))) == "one\ntwo"
+    assert text_of({"question": "who?", "count": 3}) == "who?\n3"
+
+
+# Redaction
+
+
+def random_text(random_: random.Random, length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    return "".join(random_.choice(alphabet) for _ in range(length))
+
+
+def planted_secrets(random_: random.Random) -> dict[str, tuple[str, str]]:
+    """Kind -> what somebody writes, and the part of it that must not be left."""
+
+    def some(length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+        return random_text(random_, length, alphabet)
+
+    upper, hexadecimal, body = string.ascii_uppercase + string.digits, "0123456789abcdef", some(60)
+    keys = {
+        "AWS access key": f"AKIA{some(16, upper)}",
+        "AWS secret key": some(40),
+        "GitHub": f"ghp_{some(36)}",
+        "GitLab": f"glpat-{some(20)}",
+        "OpenAI project": f"sk-proj-{some(48)}",
+        "OpenAI": f"sk-{some(20)}T3BlbkFJ{some(20)}",
+        "Anthropic": f"sk-ant-api03-{some(93)}",
+        "Hugging Face": f"hf_{some(34, string.ascii_letters)}",
+        "Google": f"AIza{some(35)}",
+        "Slack": f"xoxb-{some(12, string.digits)}-{some(12, string.digits)}-{some(24)}",
+        "Stripe": f"sk_live_{some(24)}",
+        "SendGrid": f"SG.{some(22)}.{some(43)}",
+        "Twilio": f"SK{some(32, hexadecimal)}",
+        "Mailchimp": f"{some(32, hexadecimal)}-us12",
+        "npm": f"npm_{some(36)}",
+        "PyPI": f"pypi-AgEIcHlwaS5vcmc{some(70)}",
+        "Discord": f"M{some(23)}.{some(6)}.{some(27)}",
+        "Telegram": f"{some(9, '123456789')}:{some(35)}",
+        "JSON web token": f"eyJ{some(33)}.eyJ{some(40)}.{some(43)}",
+        "hexadecimal": some(40, hexadecimal),
+        "bearer": f"Bearer {some(12)}",
+        "URL": f"https://ann:{some(14)}@example.com/x",
+        "password": f"password: {some(9)}",
+        "password in a sentence": f"my password is {some(8)}7",
+        "private key": f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----",
+    }
+    parts = {
+        "bearer": slice(7, None),
+        "URL": slice(12, 26),
+        "password": slice(10, None),
+        "password in a sentence": slice(15, None),
+    }
+    return {
+        kind: (key, body if kind == "private key" else key[parts.get(kind, slice(None))]) for kind, key in keys.items()
+    }
+
+
+def test_secrets_of_25_kinds_do_not_reach_the_tasks(tmp_path):
+    from art_tasks.traffic.curate import write
+    from art_tasks.traffic.redact import Redactor
+
+    random_ = random.Random(4)
+    asked, secrets = [], []
+    for number in range(20):
+        for kind, (written, secret) in planted_secrets(random_).items():
+            secrets.append((kind, secret))
+            message = f"{sentence(random_, 8)} it is {written} thanks"
+            given = [message, {"question": message}, chat(("user", message), ("user", "please"))][number % 3]
+            asked.append(Request(given, f"{kind}{number}", answer=f"you said {written} !"))
+    curated = curate(asked, redact=Redactor())
+    write(curated.tasks, tmp_path / "tasks.jsonl")
+    written = (tmp_path / "tasks.jsonl").read_text()
+    assert len(secrets) == 500
+    assert Counter(kind for kind, secret in secrets if secret in written) == {}
+    assert curated.redacted["SECRET"] >= 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("write to ann.lee+x@mail.example.org now", "write to <EMAIL_ADDRESS> now"),
+        ("call +1 415 555 2671 or (415) 555-2671", "call <PHONE_NUMBER> or <PHONE_NUMBER>"),
+        ("card 4111 1111 1111 1111", "card <CREDIT_CARD>"),
+        ("pay to DE89370400440532013000", "pay to <IBAN_CODE>"),
+        ("it came from 203.0.113.7", "it came from <IP_ADDRESS>"),
+        ("my number is 536-90-4399", "my number is <US_SSN>"),
+    ],
+)
+def test_personal_data_with_a_form_is_replaced(text, expected):
+    from art_tasks.traffic.redact import Redactor
+
+    assert Redactor()(text)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What is 3847298374 * 23984?",
+        "refund order 1017 of 2026-11-03 at 12:30",
+        "How do I reset my password? The token is expired.",
+        "see https://example.com/docs/getting-started/install-guide-for-beginners?page=12",
+        "open /usr/local/lib/python3.11/site-packages/transformers/modeling_utils.py",
+        "call get_user_details_by_reservation_id with 123e4567-e89b-12d3-a456-426614174000",
+    ],
+)
+def test_what_a_task_needs_stays(text):
+    from art_tasks.traffic.redact import Redactor
+
+    assert Redactor()(text) == (text, Counter())
+
+
+def test_requests_that_differ_in_what_is_redacted_are_one_task_whose_conversation_has_no_name():
+    from art_tasks.traffic.redact import Redactor
+
+    asked = requests(
+        "change my mail to ann@example.org", "change my mail to bob@example.org", conversation="ann@example.org{}"
+    )
+    (task,) = curate(asked, redact=Redactor(), held_out=0).train
+    assert task["input"] == "change my mail to <EMAIL_ADDRESS>"
+    assert task["seen"] == 2
+    assert "ann" not in json.dumps(task)
