@@ -1,4 +1,4 @@
-"""Tasks from traffic: what is read from each source, what is the same task, what is held out, what is redacted."""
+"""Tasks from traffic: what is read from each source, what is the same task, what is held out."""
 
 import json
 import random
@@ -39,11 +39,8 @@ def restyled(text: str, random_: random.Random) -> str:
     return [text.upper(), f"  {text}!?", text.replace(" ", ",  "), f"“{text.title()}”"][how]
 
 
-def requests(*texts: str, conversation: str = "c{}") -> list[Request]:
-    return [
-        Request(text, conversation.format(number), time=BEGAN + timedelta(hours=number))
-        for number, text in enumerate(texts)
-    ]
+def requests(*texts: str) -> list[Request]:
+    return [Request(text, f"c{number}", time=BEGAN + timedelta(hours=number)) for number, text in enumerate(texts)]
 
 
 def inputs(tasks) -> list:
@@ -318,121 +315,3 @@ def test_a_source_that_does_not_exist_is_refused_with_what_can_be_read(tmp_path)
 def test_the_text_of_an_input_has_no_roles_in_it():
     assert text_of(chat(("user", "one"), ("user", "two"))) == "one\ntwo"
     assert text_of({"question": "who?", "count": 3}) == "who?\n3"
-
-
-# Redaction
-
-
-def random_text(random_: random.Random, length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
-    return "".join(random_.choice(alphabet) for _ in range(length))
-
-
-def planted_secrets(random_: random.Random) -> dict[str, tuple[str, str]]:
-    """Kind -> what somebody writes, and the part of it that must not be left."""
-
-    def some(length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
-        return random_text(random_, length, alphabet)
-
-    upper, hexadecimal, body = string.ascii_uppercase + string.digits, "0123456789abcdef", some(60)
-    keys = {
-        "AWS access key": f"AKIA{some(16, upper)}",
-        "AWS secret key": some(40),
-        "GitHub": f"ghp_{some(36)}",
-        "GitLab": f"glpat-{some(20)}",
-        "OpenAI project": f"sk-proj-{some(48)}",
-        "OpenAI": f"sk-{some(20)}T3BlbkFJ{some(20)}",
-        "Anthropic": f"sk-ant-api03-{some(93)}",
-        "Hugging Face": f"hf_{some(34, string.ascii_letters)}",
-        "Google": f"AIza{some(35)}",
-        "Slack": f"xoxb-{some(12, string.digits)}-{some(12, string.digits)}-{some(24)}",
-        "Stripe": f"sk_live_{some(24)}",
-        "SendGrid": f"SG.{some(22)}.{some(43)}",
-        "Twilio": f"SK{some(32, hexadecimal)}",
-        "Mailchimp": f"{some(32, hexadecimal)}-us12",
-        "npm": f"npm_{some(36)}",
-        "PyPI": f"pypi-AgEIcHlwaS5vcmc{some(70)}",
-        "Discord": f"M{some(23)}.{some(6)}.{some(27)}",
-        "Telegram": f"{some(9, '123456789')}:{some(35)}",
-        "JSON web token": f"eyJ{some(33)}.eyJ{some(40)}.{some(43)}",
-        "hexadecimal": some(40, hexadecimal),
-        "bearer": f"Bearer {some(12)}",
-        "URL": f"https://ann:{some(14)}@example.com/x",
-        "password": f"password: {some(9)}",
-        "password in a sentence": f"my password is {some(8)}7",
-        "private key": f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----",
-    }
-    parts = {
-        "bearer": slice(7, None),
-        "URL": slice(12, 26),
-        "password": slice(10, None),
-        "password in a sentence": slice(15, None),
-    }
-    return {
-        kind: (key, body if kind == "private key" else key[parts.get(kind, slice(None))]) for kind, key in keys.items()
-    }
-
-
-def test_secrets_of_25_kinds_do_not_reach_the_tasks(tmp_path):
-    from art_tasks.traffic.curate import write
-    from art_tasks.traffic.redact import Redactor
-
-    random_ = random.Random(4)
-    asked, secrets = [], []
-    for number in range(20):
-        for kind, (written, secret) in planted_secrets(random_).items():
-            secrets.append((kind, secret))
-            message = f"{sentence(random_, 8)} it is {written} thanks"
-            given = [message, {"question": message}, chat(("user", message), ("user", "please"))][number % 3]
-            asked.append(Request(given, f"{kind}{number}", answer=f"you said {written} !"))
-    curated = curate(asked, redact=Redactor())
-    write(curated.tasks, tmp_path / "tasks.jsonl")
-    written = (tmp_path / "tasks.jsonl").read_text()
-    assert len(secrets) == 500
-    assert Counter(kind for kind, secret in secrets if secret in written) == {}
-    assert curated.redacted["SECRET"] >= 1000
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("write to ann.lee+x@mail.example.org now", "write to <EMAIL_ADDRESS> now"),
-        ("call +1 415 555 2671 or (415) 555-2671", "call <PHONE_NUMBER> or <PHONE_NUMBER>"),
-        ("card 4111 1111 1111 1111", "card <CREDIT_CARD>"),
-        ("pay to DE89370400440532013000", "pay to <IBAN_CODE>"),
-        ("it came from 203.0.113.7", "it came from <IP_ADDRESS>"),
-        ("my number is 536-90-4399", "my number is <US_SSN>"),
-    ],
-)
-def test_personal_data_with_a_form_is_replaced(text, expected):
-    from art_tasks.traffic.redact import Redactor
-
-    assert Redactor()(text)[0] == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "What is 3847298374 * 23984?",
-        "refund order 1017 of 2026-11-03 at 12:30",
-        "How do I reset my password? The token is expired.",
-        "see https://example.com/docs/getting-started/install-guide-for-beginners?page=12",
-        "open /usr/local/lib/python3.11/site-packages/transformers/modeling_utils.py",
-        "call get_user_details_by_reservation_id with 123e4567-e89b-12d3-a456-426614174000",
-    ],
-)
-def test_what_a_task_needs_stays(text):
-    from art_tasks.traffic.redact import Redactor
-
-    assert Redactor()(text) == (text, Counter())
-
-
-def test_requests_that_differ_in_what_is_redacted_are_one_task_whose_conversation_has_no_name():
-    from art_tasks.traffic.redact import Redactor
-
-    asked = requests(
-        "change my mail to ann@example.org", "change my mail to bob@example.org", conversation="ann@example.org{}"
-    )
-    (task,) = curate(asked, redact=Redactor(), held_out=0).train
-    assert task["input"] == "change my mail to <EMAIL_ADDRESS>"
-    assert task["seen"] == 2
-    assert "ann" not in json.dumps(task)

@@ -24,12 +24,10 @@ QUOTED = r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`"
 SAID = re.compile(
     rf"(?i)\b{NAME}\s+(?:is|was|to|for [^.\n]{{1,40}}? is)\s+(?:{QUOTED}|((?=\S*[\d@#$%^&*_+=])\S{{3,}}\w))"
 )
-BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+([A-Za-z0-9+/_.=~-]{8,})")
+BEARER = re.compile(r"\b(?i:bearer|basic)\s+((?=\S*[0-9A-Z_=])[A-Za-z0-9+/_.=~-]{8,})")
 TOKEN = re.compile(r"[A-Za-z0-9+/=_.~-]{20,}")
 PREFIXED = re.compile(
     r"\b(?:AIza|(?:sk|pk|rk|hf|gh[oprsu]|xox[a-z]|npm|pypi|glpat|dop_v1|shp[a-z]{2}|key|api)[-_])[A-Za-z0-9_.-]{16,}"
-)
-    r"\b(?:sk|pk|rk|hf|gh[oprsu]|xox[a-z]|npm|pypi|glpat|dop_v1|shp[a-z]{2}|key|api)[-_][A-Za-z0-9_.-]{16,}"
 )
 AROUND = re.compile(r"[^\s\"'`<>(){}\[\],;]*")
 """What belongs to a token, of which a known form may be a part."""
