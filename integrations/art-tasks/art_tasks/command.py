@@ -135,7 +135,7 @@ def _print(traffic: Traffic, curated: Curated) -> None:
     for reason, count in traffic.unread.most_common():
         say(f"not read: {count}, {reason} (the first: {traffic.first_unread[reason]})")
     for reason, count in curated.dropped.most_common():
-        say(f"dropped: {plural(count, 'request')} {reason}")
+        say(f"dropped: {count}, {reason}")
     for sort, count in curated.redacted.most_common():
         say(f"redacted: {count} x {sort}")
     kinds = Counter(task["kind"] for task in curated.tasks)

@@ -7,7 +7,9 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from typer.testing import CliRunner
 
+from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.types import Call
@@ -65,7 +67,7 @@ def test_none_of_two_hundred_held_out_tasks_leaks_into_training():
     new = [sentence(random_) for _ in range(100)]
     curated = curate(requests(*leaks, *new), known=held_out, held_out=0)
     assert inputs(curated.train) == new
-    assert curated.dropped == {"that are in the known tasks": 200}
+    assert curated.dropped == {"the same as a known task, or nearly": 200}
 
 
 def test_no_held_out_task_is_nearly_a_training_task_and_no_conversation_is_on_both_sides():
@@ -118,7 +120,7 @@ def test_of_a_kind_the_newest_are_kept():
     asked = requests(*(f"please refund order {1000 + number} to my card" for number in range(10)), "when do you open")
     curated = curate(asked, per_kind=3, held_out=0)
     assert [text[20:24] for text in inputs(curated.train)] == ["1007", "1008", "1009", ""]
-    assert curated.dropped == {"beyond the largest number of one kind": 7}
+    assert curated.dropped == {"of a kind that has enough": 7}
 
 
 def test_only_requests_to_the_named_agent_are_kept():
@@ -315,3 +317,61 @@ def test_a_source_that_does_not_exist_is_refused_with_what_can_be_read(tmp_path)
 def test_the_text_of_an_input_has_no_roles_in_it():
     assert text_of(chat(("user", "one"), ("user", "two"))) == "one\ntwo"
     assert text_of({"question": "who?", "count": 3}) == "who?\n3"
+
+
+# The command
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(command(), ["tasks", *arguments])
+
+
+def test_the_command_writes_tasks_and_says_what_was_dropped_and_why(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"input": f"refund order {1000 + number} please", "session_id": f"s{number}"} for number in range(10)]
+    lines(tmp_path / "rows.jsonl", *rows, rows[0], "no json")
+    result = run("from", "rows.jsonl")
+    assert result.exit_code == 0, result.output
+    train = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+    held_out = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    assert [len(train), len(held_out)] == [8, 2]
+    # The repeated request is the last, so its conversation is one of the two newest.
+    assert held_out[0] == {"input": "refund order 1000 please", "conversation": "s0", "seen": 2, "kind": 1}
+    assert held_out[1]["conversation"] == "s9"
+    assert "11 requests in 10 conversations of rows.jsonl" in result.output
+    assert "not read: 1, not JSON (the first: rows.jsonl, line 12)" in result.output
+    assert "dropped: 1, the same as another" in result.output
+    assert "kind 1: 10 tasks, such as 'refund order 1001 please'" in result.output
+    assert "next: art eval" in result.output
+
+
+def test_the_command_does_not_replace_edited_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "rows.jsonl", '"one"')
+    (tmp_path / "held_out.jsonl").write_text("edited")
+    result = run("from", "rows.jsonl")
+    assert result.exit_code != 0
+    assert "held_out.jsonl exists" in str(result.exception or result.output)
+    assert (tmp_path / "held_out.jsonl").read_text() == "edited"
+    assert not (tmp_path / "tasks.jsonl").exists()
+
+
+def test_the_next_round_leaves_out_the_held_out_tasks_of_the_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "held_out.jsonl", {"input": "where is my parcel", "seen": 1})
+    lines(tmp_path / "rows.jsonl", '"Where is my parcel?"', '"when do you open"')
+    options = "--known held_out.jsonl --share 0 --out new.jsonl --held-out none.jsonl"
+    result = run("from", "rows.jsonl", *options.split())
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line)["input"] for line in (tmp_path / "new.jsonl").read_text().splitlines()] == [
+        "when do you open"
+    ]
+    assert "dropped: 1, the same as a known task, or nearly" in result.output
+
+
+def test_nothing_to_make_tasks_of_is_an_exit_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "rows.jsonl", {"id": "only"})
+    result = run("from", "rows.jsonl")
+    assert result.exit_code == 1
+    assert not (tmp_path / "tasks.jsonl").exists()

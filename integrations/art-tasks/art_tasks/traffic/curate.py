@@ -87,12 +87,12 @@ def _distinct(
         if not text.strip():
             curated.dropped["without text"] += 1
         elif before.exact(text) is not None or before.near(text) is not None:
-            curated.dropped["that are in the known tasks"] += 1
+            curated.dropped["the same as a known task, or nearly"] += 1
         elif (number := found.exact(text)) is not None:
-            curated.dropped["that repeat another"] += 1
+            curated.dropped["the same as another"] += 1
             tasks[number]["seen"] += 1
         elif (number := found.near(text)) is not None:
-            curated.dropped["that are nearly the same as another"] += 1
+            curated.dropped["nearly the same as another"] += 1
             tasks[number]["seen"] += 1
         else:
             found.add(text)
@@ -134,7 +134,7 @@ def _fewer(
         counts[task["kind"]] += 1
         if counts[task["kind"]] <= per_kind:
             chosen.append((request, task))
-    curated.dropped["beyond the largest number of one kind"] = len(tasks) - len(chosen)
+    curated.dropped["of a kind that has enough"] = len(tasks) - len(chosen)
     chosen.reverse()
     return [request for request, _ in chosen], [task for _, task in chosen]
 
