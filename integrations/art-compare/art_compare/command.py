@@ -17,7 +17,7 @@ from art_compare.measures import MEASURES
 from art_compare.prices import read_prices
 from art_compare.statistics import FEW
 from art_core.errors import ArtError
-from art_core.plugin_api import plural, printable
+from art_core.plugin_api import plural, printable, task_input
 
 FAILED, NOT_SHOWN = 1, 3
 FLIPS_SHOWN = 5
@@ -142,7 +142,7 @@ def _print_flips(comparison: Comparison, number: int, name: str, transcripts: in
     say(f"{name} solved {plural(len(flips.won), 'task')} that {first} did not, and lost {len(flips.lost)}")
     for sign, keys in (("-", flips.lost), ("+", flips.won)):
         for key in keys[:FLIPS_SHOWN]:
-            task = json.dumps(comparison.trajectories(key)[0].task, ensure_ascii=False)
+            task = json.dumps(task_input(comparison.trajectories(key)[0].task), ensure_ascii=False)
             say(f"  {sign} {task[:TASK_CHARS]}{' ...' * (len(task) > TASK_CHARS)}")
         if len(keys) > FLIPS_SHOWN:
             say(f"  {sign} and {len(keys) - FLIPS_SHOWN} more: --json has all")

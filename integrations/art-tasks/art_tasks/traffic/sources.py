@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.plugin_api import plural
+from art_core.plugin_api import plural, task_input
 from art_core.store import Store
 from art_core.store.run_folder import store_file
 from art_core.types import JsonDict, Trajectory
@@ -92,9 +92,7 @@ def _of_trajectory(trajectory: Trajectory) -> Request:
     if answer is None and trajectory.calls:
         answer = trajectory.calls[-1].response.get("content")
     if trajectory.task != id:  # of a gateway's rollout whose client named no task, it is the rollout's name
-        task = trajectory.task
-        given = task["input"] if isinstance(task, dict) and "input" in task else task
-        return Request(given, id, answer, reward=reward, system=system)
+        return Request(task_input(trajectory.task), id, answer, reward=reward, system=system)
     if not messages:
         raise Unreadable("a rollout without a call")
     return Request(asked(messages), id, answer, reward=reward, system=system)
