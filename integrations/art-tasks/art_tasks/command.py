@@ -89,13 +89,13 @@ def from_(
     ] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Replace secrets and personal data by tags.")] = False,
 ) -> None:  # fmt: skip
-    """Make tasks of what users asked an agent for: without duplicates, and with the newest conversations held out.
+    """Make tasks from what users asked an agent for: without duplicates, and with the newest conversations held out.
 
     Each line of the files is one task to read and edit. Exit code 1: no task.
     """
     from art_cli.arguments import load_tasks
     from art_tasks.traffic import curate, read
-    from art_tasks.traffic.curate import write
+    from art_tasks.traffic.curate import as_lines
     from art_tasks.traffic.redact import Redactor
 
     for path in (out, held_out):
@@ -103,6 +103,10 @@ def from_(
             raise ConfigError(
                 f"{path} exists and may have been edited; delete it, or pass another --out and --held-out"
             )
+    if out.resolve() == held_out.resolve():
+        raise ConfigError(
+            f"{out} can't have both the training and the held-out tasks; pass another --out or --held-out"
+        )
     traffic = read(source)
     left_out = [task for path in known or () for task in load_tasks(str(path))]
     curated = curate(
@@ -111,15 +115,15 @@ def from_(
     )  # fmt: skip
     _print(traffic, curated)
     if not curated.tasks:
+        say("nothing to make tasks from")
         raise typer.Exit(1)
-    write(curated.train, out)
-    write(curated.held_out, held_out)
+    for path, content in [(out, as_lines(curated.train)), (held_out, as_lines(curated.held_out))]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     say(f"{out}: {plural(len(curated.train), 'task')} for training")
     say(f"{held_out}: {plural(len(curated.held_out), 'task')} of the newest conversations, held out")
     if not redact:
-        say(
-            "the files have what users wrote, secrets included: --redact replaces keys, addresses and numbers of people"
-        )
+        say("the files contain what users wrote, including any secrets: --redact replaces keys and personal data")
     say(f"next: art eval app.py:agent {held_out} --reward app.py:reward --live --run-dir runs/live")
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from art_tasks.traffic import Request, curate
-from art_tasks.traffic.curate import write
+from art_tasks.traffic.curate import as_lines
 from art_tasks.traffic.redact import Redactor
 
 # Presidio and detect-secrets are in .engines.
@@ -69,7 +69,7 @@ def planted_secrets(random_: random.Random) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_secrets_of_25_kinds_do_not_reach_the_tasks(tmp_path):
+def test_secrets_of_25_kinds_do_not_reach_the_tasks():
     random_ = random.Random(4)
     asked, secrets = [], []
     for number in range(20):
@@ -80,11 +80,47 @@ def test_secrets_of_25_kinds_do_not_reach_the_tasks(tmp_path):
             given = [message, {"question": message}, messages][number % 3]
             asked.append(Request(given, f"{kind}{number}", answer=f"you said {written} !"))
     curated = curate(asked, redact=Redactor())
-    write(curated.tasks, tmp_path / "tasks.jsonl")
-    written = (tmp_path / "tasks.jsonl").read_text()
+    written = as_lines(curated.tasks).decode()
     assert len(secrets) == 500
     assert Counter(kind for kind, secret in secrets if secret in written) == {}
     assert curated.redacted["SECRET"] >= 1000
+
+
+def test_fields_with_a_secrets_name_and_numbers_of_cards_are_replaced():
+    given = {
+        "password": "hunter",
+        "user_pin": 4821,
+        "card": 4111111111111111,
+        "count": 12,
+        "a@x.org": 1,
+        "b@x.org": 2,
+        "ok": True,
+    }
+    (task,) = curate([Request({**given, "text": "hello there"}, "a")], redact=Redactor(), held_out=0).train
+    assert task["input"] == {
+        "password": "<SECRET>", "user_pin": "<SECRET>", "card": "<CREDIT_CARD>", "count": 12, "<EMAIL_ADDRESS>": 1,
+        "<EMAIL_ADDRESS> 5": 2, "ok": True, "text": "hello there",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "my password is correcthorse",
+        "pwd Tiger99!x",
+        "Password - Tiger99!",
+        'set {"password": "my secret pass phrase"} please',
+        "Mein Passwort ist Geheim99!",
+        "curl -u admin:hunter22 https://example.com",
+        "the code is in the mail, otp: 443322",
+    ],
+)
+def test_passwords_in_prose_are_replaced(text):
+    redacted, found = Redactor()(text)
+    assert found["SECRET"] == 1
+    assert not any(
+        secret in redacted for secret in ("correcthorse", "Tiger99", "phrase", "Geheim99", "hunter22", "443322")
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,6 +145,11 @@ def test_personal_data_with_a_form_is_replaced(text, expected):
         "refund order 1017 of 2026-11-03 at 12:30",
         "How do I reset my password? The token is expired.",
         "I have a basic understanding of the bearer document",
+        "set max_token: 4096 and def f(token: Optional[str]) -> token = tokenizer.decode(x)",
+        "What is the secret: hidden. My password is wrong. spin: fast",
+        "see key-value-store-implementation-guide and api-reference-documentation-page.html",
+        "git show commit 3f786850e387550fdab836ed7e6dc881de23001b",
+        "std::vector of a::b",
         "see https://example.com/docs/getting-started/install-guide-for-beginners?page=12",
         "open /usr/local/lib/python3.11/site-packages/transformers/modeling_utils.py",
         "call get_user_details_by_reservation_id with 123e4567-e89b-12d3-a456-426614174000",

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from typer.testing import CliRunner
 
+from art_cli.arguments import load_tasks
 from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.store import Store
@@ -108,19 +109,39 @@ def test_the_newest_conversations_by_their_last_request_are_held_out():
         ("what is 3 + 5 times the number of apples", "what is 3 * 5 times the number of apples"),
         ("the value is 1.25 of the usual amount", "the value is 12.5 of the usual amount"),
         ("move the arm by 5 degrees to the left", "move the arm by -5 degrees to the left"),
+        ("is the value of x > y in the first example", "is the value of x < y in the first example"),
+        ("write a parser for this format in C++", "write a parser for this format in C#"),
+        ("please enable the login in two steps for ann", "please disable the login in two steps for ann"),
+        ("book me a train from Paris to Rome for monday", "book me a train from Rome to Paris for monday"),
+        (f"{WORDS} which of these are parts of a phone", f"{WORDS} how many of these have seven letters"),
     ],
 )
-def test_inputs_with_other_numbers_are_other_tasks_of_the_same_kind(one, other):
+def test_inputs_that_ask_something_else_are_other_tasks_of_the_same_kind(one, other):
     curated = curate(requests(one, other), held_out=0)
     assert inputs(curated.train) == [one, other]
     assert curated.train[0]["kind"] == curated.train[1]["kind"] == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Please cancel my order. 17 items are missing!",
+        "please cancel my order - 17 items are missing",
+        "please cancel my ordr, 17 items are missing",
+        "Hello, please cancel my order 17 items are missing",
+        "PLEASE cancel my order: \u201c17\u201d items are\u200b missing",
+    ],
+)
+def test_inputs_that_are_typed_in_another_way_are_the_same_task(other):
+    curated = curate(requests("please cancel my order 17 items are missing", other), held_out=0.5)
+    assert [len(curated.train), len(curated.held_out), sum(curated.dropped.values())] == [1, 0, 1]
 
 
 def test_of_a_kind_the_newest_are_kept():
     asked = requests(*(f"please refund order {1000 + number} to my card" for number in range(10)), "when do you open")
     curated = curate(asked, per_kind=3, held_out=0)
     assert [text[20:24] for text in inputs(curated.train)] == ["1007", "1008", "1009", ""]
-    assert curated.dropped == {"of a kind that has enough": 7}
+    assert curated.dropped == {"beyond --per-kind": 7}
 
 
 def test_only_requests_to_the_named_agent_are_kept():
@@ -131,6 +152,18 @@ def test_only_requests_to_the_named_agent_are_kept():
     curated = curate(asked, system="travels", held_out=0)
     assert inputs(curated.train) == ["book a flight"]
     assert curated.dropped == {"with another system prompt": 1}
+
+
+def test_a_conversation_of_a_known_task_stays_out_of_the_next_round():
+    known = [{"input": "where is my parcel", "conversation": "b"}]
+    curated = curate([Request("when do you open", "a"), Request("and on sundays", "b")], known=known, held_out=0)
+    assert inputs(curated.train) == ["when do you open"]
+    assert curated.dropped == {"in a conversation of a known task": 1}
+
+
+def test_at_least_one_of_several_conversations_is_held_out():
+    curated = curate(requests("when do you open", "where is my parcel"), held_out=0.1)
+    assert [len(curated.train), len(curated.held_out)] == [1, 1]
 
 
 def test_what_has_no_text_is_dropped():
@@ -177,7 +210,7 @@ def test_a_gateways_conversations_ask_what_their_users_said_first(tmp_path):
     one, two, three = traffic.requests
     assert (one.input, one.answer, one.system, one.conversation) == (
         "do you have size 45",
-        "no",
+        "yes",
         "You sell shoes.",
         "c1",
     )
@@ -216,10 +249,10 @@ def test_rows_of_chat_messages_inputs_and_tasks_are_read(tmp_path):
         ("how?", "so", {}),
         ('"where?"', "here", {}),
         ("2 + 2", None, {"answer": 4}),
-        ({"question": "who?", "expected": "me"}, None, {}),
+        ({"question": "who?", "expected": "me"}, None, {"question": "who?", "expected": "me"}),
         ("a text", None, {}),
     ]
-    assert [it.conversation for it in traffic.requests[:3]] == ["s1", f"{path}, line 2", "s2"]
+    assert [traffic.requests[place].conversation for place in (0, 2)] == ["s1", "s2"]
     assert traffic.requests[2].time == datetime(2026, 11, 3, 10, tzinfo=UTC)
     assert traffic.unread == {"not JSON": 1, "a row without an input": 1}
     assert traffic.first_unread["not JSON"] == f"{path}, line 6"
@@ -237,14 +270,14 @@ def span(id, parent=None, *, trace="t1", at=1, **attributes) -> dict:
     }  # fmt: skip
 
 
-PARTS = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "find a hotel"}]}])
+ASKED = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "find a hotel"}]}])
 ANSWER = json.dumps(
     [{"role": "assistant", "parts": [{"type": "text", "content": "The Ritz"}], "finish_reason": "stop"}]
 )
 SPANS = {
     "the GenAI conventions": [
         span("root", gen_ai__operation__name="invoke_agent", gen_ai__conversation__id="s9"),
-        span("call", "root", gen_ai__operation__name="chat", gen_ai__input__messages=PARTS, gen_ai__output__messages=ANSWER),
+        span("call", "root", gen_ai__operation__name="chat", gen_ai__input__messages=ASKED, gen_ai__output__messages=ANSWER),
     ],
     "OpenInference": [
         span("root", input__value="find a hotel", output__value="The Ritz", session__id="s9"),
@@ -309,6 +342,75 @@ def test_runs_of_langsmith_are_read_by_trace(tmp_path):
     assert (other.input, other.system, other.conversation) == ("find a hotel", "Be kind.", "3")
 
 
+@pytest.mark.parametrize(
+    ("outputs", "answer"),
+    [
+        ({"generations": [[{"text": "The Ritz"}]]}, "The Ritz"),
+        ({"generations": [[{"text": "", "message": serialized("AIMessage", "The Ritz")}]]}, "The Ritz"),
+        ({"messages": [serialized("HumanMessage", "find a hotel"), serialized("AIMessage", "The Ritz")]}, "The Ritz"),
+    ],
+)
+def test_what_langchain_answered_is_read_as_text(outputs, answer, tmp_path):
+    run = {"id": "1", "trace_id": "1", "run_type": "llm", "start_time": None, "outputs": outputs}
+    (request,) = read(
+        lines(tmp_path / "runs.jsonl", run | {"inputs": {"messages": [["user", "find a hotel"]]}})
+    ).requests
+    assert (request.input, request.answer) == ("find a hotel", answer)
+
+
+MESSAGE = {"role": "user", "content": "hi"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [IMAGE, {"role": "assistant", "content": "a cat"}]},
+        {"messages": [{"role": "robot", "content": "x"}, MESSAGE]},
+        {"messages": "hello"},
+        {"messages": [None]},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": [None]}]},
+        {"messages": [{"role": "assistant", "tool_calls": ["a"]}, MESSAGE]},
+        {"run_type": "llm", "id": "1", "extra": "x", "inputs": {"messages": [MESSAGE]}},
+        {"resourceSpans": [None]},
+        {"resourceMetrics": []},
+        otlp(span("chat", gen_ai__input__messages=ASKED[:-5])),
+        otlp({"traceId": "t", "spanId": "s", "attributes": [{"value": {}}]}),
+        {"traceId": "t", "parentObservationId": "o", "input": "a query of the database"},
+        None,
+    ],
+)
+def test_what_has_another_form_is_counted_and_the_rest_is_read(row, tmp_path):
+    traffic = read(lines(tmp_path / "rows.jsonl", row, {"input": "what is left"}))
+    assert [request.input for request in traffic.requests] == ["what is left"]
+    assert sum(traffic.unread.values()) == 1
+
+
+def test_deeply_nested_text_is_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("[" * 100_000 + "\n" + '"what is left"')
+    assert [request.input for request in read(path).requests] == ["what is left"]
+
+
+@pytest.mark.parametrize("name", ["spans.json", "spans.jsonl"])
+@pytest.mark.parametrize("pretty", [False, True])
+def test_one_value_per_line_or_one_in_all_is_read_whatever_the_files_name(name, pretty, tmp_path):
+    values = [otlp(it) for it in SPANS["the GenAI conventions"]]
+    path = tmp_path / name
+    path.write_text(
+        json.dumps(values, indent=1) if pretty else "\n".join(map(json.dumps, values)), encoding="utf-8-sig"
+    )
+    assert [request.input for request in read(path).requests] == ["find a hotel"]
+
+
+def test_files_that_are_not_text_are_refused(tmp_path):
+    path = tmp_path / "traces.parquet"
+    path.write_bytes(b"PAR1\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not text"):
+        read(path)
+
+
 def test_a_source_that_does_not_exist_is_refused_with_what_can_be_read(tmp_path):
     with pytest.raises(ConfigError, match="neither a run folder nor a file"):
         read(tmp_path / "nothing")
@@ -367,6 +469,22 @@ def test_the_next_round_leaves_out_the_held_out_tasks_of_the_last(tmp_path, monk
         "when do you open"
     ]
     assert "dropped: 1, the same as a known task, or nearly" in result.output
+
+
+def test_text_with_other_ends_of_lines_or_half_an_emoji_can_be_read_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = ["one\u2028two\u0085three", "half \ud83d of it"]
+    lines(tmp_path / "rows.jsonl", *({"input": text} for text in texts))
+    assert run("from", "rows.jsonl", "--share", "0").exit_code == 0
+    assert inputs(load_tasks("tasks.jsonl")) == texts
+    assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 2
+
+
+def test_both_kinds_of_tasks_in_one_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "rows.jsonl", '"one"')
+    assert run("from", "rows.jsonl", "--held-out", "./tasks.jsonl").exit_code != 0
+    assert not (tmp_path / "tasks.jsonl").exists()
 
 
 def test_nothing_to_make_tasks_of_is_an_exit_code(tmp_path, monkeypatch):

@@ -7,11 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
+from art_core.plugin_api import task_input
 from art_core.types import JsonDict
+from art_tasks.traffic.redact import SECRET, names_secret
 from art_tasks.traffic.similar import SAME, Found, kinds
 from art_tasks.traffic.sources import Request
 
@@ -77,7 +78,8 @@ def _distinct(
 ) -> tuple[list[Request], list[JsonDict]]:
     before, found = Found(same), Found(same)
     for task in known:
-        before.add(text_of(task["input"] if isinstance(task, dict) and "input" in task else task))
+        before.add(text_of(task_input(task)))
+    conversations = {task.get("conversation") for task in known if isinstance(task, dict)}
     kept: list[Request] = []
     tasks: list[JsonDict] = []
     for request in requests:
@@ -86,6 +88,8 @@ def _distinct(
         text = text_of(task["input"])
         if not text.strip():
             curated.dropped["without text"] += 1
+        elif task["conversation"] in conversations:
+            curated.dropped["in a conversation of a known task"] += 1
         elif before.exact(text) is not None or before.near(text) is not None:
             curated.dropped["the same as a known task, or nearly"] += 1
         elif (number := found.exact(text)) is not None:
@@ -109,17 +113,27 @@ def _task(request: Request, redact: Redact | None, redacted: Counter[str]) -> Js
         conversation = hashlib.blake2b(conversation.encode(), digest_size=6).hexdigest()
     time = request.time.isoformat(timespec="seconds") if request.time else None
     task = {**facts, **said, "recorded_reward": request.reward, "conversation": conversation, "time": time, "seen": 1}
-    return {name: value for name, value in task.items() if value is not None}
+    return {name: value for name, value in task.items() if value is not None or name == "input"}
 
 
-def _without(value: Any, redact: Redact, redacted: Counter[str]) -> Any:
-    """Return a JSON value whose texts, names of fields included, are redacted."""
-    if isinstance(value, str):
-        text, found = redact(value)
+def _without(value: Any, redact: Redact, redacted: Counter[str], name: str = "") -> Any:
+    """Return a JSON value whose texts and long numbers are redacted, names of fields included; ``name`` is its own."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if names_secret(name) and (is_number or isinstance(value, str)):
+        redacted[SECRET] += 1
+        return f"<{SECRET}>"
+    if isinstance(value, str) or is_number:
+        text, found = redact(str(value))
         redacted.update(found)
-        return text
+        return text if found else value
     if isinstance(value, dict):
-        return {_without(name, redact, redacted): _without(it, redact, redacted) for name, it in value.items()}
+        fields: dict[str, Any] = {}
+        for each, it in value.items():
+            renamed = new = _without(each, redact, redacted)
+            while new in fields:
+                new = f"{renamed} {len(fields)}"
+            fields[new] = _without(it, redact, redacted, each)
+        return fields
     if isinstance(value, list | tuple):
         return [_without(it, redact, redacted) for it in value]
     return value
@@ -134,16 +148,17 @@ def _fewer(
         counts[task["kind"]] += 1
         if counts[task["kind"]] <= per_kind:
             chosen.append((request, task))
-    curated.dropped["of a kind that has enough"] = len(tasks) - len(chosen)
+    curated.dropped["beyond --per-kind"] = len(tasks) - len(chosen)
     chosen.reverse()
     return [request for request, _ in chosen], [task for _, task in chosen]
 
 
 def _newest(conversations: Sequence[str], with_tasks: set[str], share: float) -> set[str]:
-    """Return the newest conversations by their last request; all with a task count for the share."""
+    """Return the newest conversations by their last request: a share of those with a task, at least one of several."""
     last = {conversation: number for number, conversation in enumerate(conversations) if conversation in with_tasks}
     order = sorted(last, key=last.__getitem__)
-    return set(order[len(order) - round(share * len(order)) :])
+    count = max(round(share * len(order)), 1 if share > 0 and len(order) > 1 else 0)
+    return set(order[len(order) - count :])
 
 
 def text_of(value: Any) -> str:
@@ -166,7 +181,9 @@ def _texts(value: Any) -> Iterator[str]:
         yield json.dumps(value)
 
 
-def write(tasks: Sequence[JsonDict], path: Path) -> None:
-    """Write one task per line, as ``art train`` and ``art eval`` read them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(it, ensure_ascii=False, default=str) + "\n" for it in tasks), encoding="utf-8")
+def as_lines(tasks: Sequence[JsonDict]) -> bytes:
+    """Return one task per line, as ``art train`` and ``art eval`` read them. Other characters that end lines are escaped."""
+    text = "".join(json.dumps(it, ensure_ascii=False, default=str) + "\n" for it in tasks)
+    for end in "\u0085\u2028\u2029":
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode("utf-8", "backslashreplace")  # half an emoji, which UTF-8 does not have, becomes JSON's escape

@@ -15,20 +15,47 @@ from typing import Any, NamedTuple
 
 from art_core.errors import ConfigError
 
+SECRET = "SECRET"
+NO_VALUES = (
+    "expired|wrong|not|invalid|incorrect|correct|missing|required|too|being|still|also|the|that|this|in|on|always|now|never|reset|"
+    "changed|lost|empty|blank|set|stored|safe|secure|weak|strong|locked|unknown|what|something|very|already|gone"
+)
+"""Words after "my password is" that are no password."""
 PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.DOTALL
 )
-NAME = r"(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credentials?|pin|(?:api|access|secret|private|auth)[ _-]?(?:key|token))"
-ASSIGNED = re.compile(rf"(?i){NAME}[\"'`]?\s*(?:[:=]+>?|->)\s*(?:bearer\s+)?[\"'`]?([^\s\"'`,;]{{4,}})")
-QUOTED = r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`"
-SAID = re.compile(
-    rf"(?i)\b{NAME}\s+(?:is|was|to|for [^.\n]{{1,40}}? is)\s+(?:{QUOTED}|((?=\S*[\d@#$%^&*_+=])\S{{3,}}\w))"
+PASSWORD = r"(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña|mot de passe|senha)"
+KEY = (
+    r"(?:secret|token|credentials?|pin|otp|(?:verification|security) code"
+    r"|(?:api|access|secret|private|auth)[ _-]?(?:key|token))"
 )
-BEARER = re.compile(r"\b(?i:bearer|basic)\s+((?=\S*[0-9A-Z_=])[A-Za-z0-9+/_.=~-]{8,})")
+NAMED = re.compile(rf"(?i)(?:.*[ _-])?(?:{PASSWORD}|{KEY})")
+"""Names of fields whose values are secrets."""
+QUOTED = r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`"
+VARIED = r"(?=[^\s\"'`,;]*\d)[^\s\"'`,;()\[\]]{4,}\w"
+ASSIGN = r"[\"'`]?\s*(?:[:=]+>?|->|\s[-–])\s*(?:bearer\s+)?"
+PATTERNS = [
+    re.compile(rf"(?i)(?<![a-z]){PASSWORD}{ASSIGN}(?:{QUOTED}|([^\s\"'`,;]{{4,}}))"),
+    re.compile(rf"(?i)(?<![a-z_]){KEY}{ASSIGN}(?:{QUOTED}|({VARIED}))"),
+    re.compile(
+        rf"(?i)(?<![a-z])(?:{PASSWORD}|{KEY})\s+(?:is|was|to|ist|es|est|for [^.\n]{{1,40}}? is)\s+"
+        rf"(?:{QUOTED}|((?=\S*[\d@#$%^&*_+=])\S{{3,}}\w))"
+    ),
+    re.compile(
+        rf"(?i)\b(?:my|our|his|her|their|mein) {PASSWORD} (?:is|was|ist)\s+(?!(?:{NO_VALUES})\b)([^\W\d_]{{4,}})"
+    ),
+    re.compile(rf"(?i)(?<![a-z]){PASSWORD}\s+((?=\S*\d)(?=\S*[a-z])[^\s\"'`,;()]{{5,}}\w)"),
+    re.compile(r"\b(?i:bearer|basic)\s+((?=\S*[0-9A-Z_=])[A-Za-z0-9+/_.=~-]{8,})"),
+    re.compile(r"\s-u\s+[^\s:]+:(\S+)"),
+]
+"""Secrets in prose, code and commands; a group of each is the secret."""
 TOKEN = re.compile(r"[A-Za-z0-9+/=_.~-]{20,}")
 PREFIXED = re.compile(
-    r"\b(?:AIza|(?:sk|pk|rk|hf|gh[oprsu]|xox[a-z]|npm|pypi|glpat|dop_v1|shp[a-z]{2}|key|api)[-_])[A-Za-z0-9_.-]{16,}"
+    r"\b(?:AIza[A-Za-z0-9_-]{30,}|hf_[A-Za-z0-9]{30,}"
+    r"|(?:sk|pk|rk|gh[oprsu]|xox[a-z]|npm|pypi|glpat|dop_v1|shp[a-z]{2})[-_](?=\S*\d)[A-Za-z0-9_.-]{16,})"
 )
+DIGEST = re.compile(r"(?i)(?:commit|sha-?\d*|md5|hash|digest|rev|revision)\W{0,3}\Z")
+"""What is written before a number that identifies something public."""
 AROUND = re.compile(r"[^\s\"'`<>(){}\[\],;]*")
 """What belongs to a token, of which a known form may be a part."""
 NO_SECRETS = {
@@ -67,16 +94,17 @@ class Redactor:
 
     def _secrets(self, text: str) -> Iterator[Part]:
         for match in PRIVATE_KEY.finditer(text):
-            yield Part(*match.span(), "SECRET")
-        for pattern in (ASSIGNED, SAID, BEARER):
+            yield Part(*match.span(), SECRET)
+        for pattern in PATTERNS:
             for match in pattern.finditer(text):
                 group = next(number for number, value in enumerate(match.groups(), 1) if value is not None)
-                yield Part(*match.span(group), "SECRET")
+                yield Part(*match.span(group), SECRET)
         for match in PREFIXED.finditer(text):
-            yield Part(*match.span(), "SECRET")
+            yield Part(*match.span(), SECRET)
         for match in TOKEN.finditer(text):
-            if _is_random(match[0]):
-                yield Part(*match.span(), "SECRET")
+            for begin, end in _pieces(match):
+                if _is_random(text[begin:end]) and not DIGEST.search(text[max(0, begin - 20) : begin]):
+                    yield Part(begin, end, SECRET)
         for detector in self._detectors:
             for value in detector.analyze_string(text):
                 yield from _tokens_with(text, value)
@@ -84,10 +112,7 @@ class Redactor:
     def _personal(self, text: str) -> Iterator[Part]:
         for recognizer in self._recognizers:
             for it in recognizer.analyze(text, recognizer.supported_entities, None):
-                # A phone number without a space or sign may as well be any number.
-                if it.score >= LEAST_SCORE and not (
-                    it.entity_type == "PHONE_NUMBER" and text[it.start : it.end].isdigit()
-                ):
+                if it.score >= LEAST_SCORE and not _may_be_anything(it.entity_type, text[it.start : it.end]):
                     yield Part(it.start, it.end, it.entity_type)
 
     @cached_property
@@ -130,8 +155,26 @@ def _tokens_with(text: str, value: str) -> Iterator[Part]:
         while start > 0 and AROUND.fullmatch(text[start - 1]) and text[start - 1] not in ":@/=":
             start -= 1
         end = AROUND.match(text, begin + len(value)).end()  # type: ignore[union-attr]
-        yield Part(start, max(end, begin + len(value)), "SECRET")
+        yield Part(start, max(end, begin + len(value)), SECRET)
         begin = text.find(value, max(end, begin + 1))
+
+
+def _may_be_anything(sort: str, text: str) -> bool:
+    """Whether it is a phone number without a space or sign, or an address that may be code, such as ``a::b``."""
+    return (sort == "PHONE_NUMBER" and text.isdigit()) or (sort == "IP_ADDRESS" and sum(map(str.isdigit, text)) < 2)
+
+
+def _pieces(match: re.Match[str]) -> list[tuple[int, int]]:
+    """Return where a long token, or the parts of a path, are."""
+    token, begin = match[0], match.start()
+    if token.count("/") < 3 and not token.startswith(("/", "//", "./")):
+        return [match.span()]
+    return [(begin + it.start(), begin + it.end()) for it in re.finditer(r"[^/]{20,}", token)]
+
+
+def names_secret(name: str) -> bool:
+    """Whether a field with this name has a secret."""
+    return NAMED.fullmatch(name) is not None
 
 
 def _is_random(token: str) -> bool:
@@ -150,7 +193,7 @@ def _merged(parts: list[Part]) -> list[Part]:
     for part in sorted(parts):
         if merged and part.begin < merged[-1].end:
             last = merged[-1]
-            sort = "SECRET" if "SECRET" in (last.sort, part.sort) else last.sort
+            sort = SECRET if SECRET in (last.sort, part.sort) else last.sort
             merged[-1] = Part(last.begin, max(last.end, part.end), sort)
         else:
             merged.append(part)

@@ -1,11 +1,11 @@
 """Which texts are the same task, and which are of one kind.
 
-Texts are compared as the sets of their character triples, without case, punctuation and spacing (Jaccard similarity). Texts whose
-numbers differ are never the same task: "refund order 17" and "refund order 18" are two. Kinds are texts that are similar if
-numbers are disregarded.
+Texts are compared without case, punctuation and spacing. Nearly the same are those whose sets of character triples are similar
+(Jaccard) and whose words differ in spelling only, or in a few more or fewer. Texts with different numbers or symbols are never
+the same: "refund order 17" and "refund order 18" are two. Kinds are texts that are similar if numbers are disregarded.
 
-Candidates come from MinHash with locality-sensitive hashing. A pair at the default limit is missed in one of 20 million cases
-(32 bands of 4 rows), and candidates are then compared exactly.
+Among many texts with the same numbers, candidates come from MinHash with locality-sensitive hashing, which misses a pair at the
+default limit in one of 20 million cases (32 bands of 4 rows). Candidates are then compared exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from art_core.errors import ConfigError
@@ -25,15 +26,22 @@ SAME = 0.8
 """Similarity from which two texts are the same task."""
 LEAST = 0.5
 """The smallest limit for which the bands miss few: one pair of 8."""
-BANDS = (32, 4)
-KIND_BANDS = (20, 5)
-KIND = 0.55
-NUMBERS = re.compile(r"\d+|[-+*/^%=<>×÷−.]+(?=\s*\d)")
-"""Numbers, and the signs before them, without which "3 + 5" would be "3 * 5"."""
+SPELLING = 0.7
+"""Similarity from which two words are one, misspelled."""
+MORE_WORDS = 3
+"""Words that one of two same texts may have more."""
+BANDS, KIND_BANDS = (32, 4), (20, 5)
+KIND, SAME_KIND = 0.55, 0.8
+FEW = 64
+"""Texts that are compared one by one."""
+STYLE = re.compile(r"[\s.,;:!?'\"`()\[\]{}\-–—…“”„‘’«»/_~¡¿]+")
+"""What is as good as a space, except within a number."""
+NUMBER = re.compile(r"(?<![\w.])-(?=\d)|\d+(?:[.,:/-]\d+)*|[^\w\s.,;:!?'\"`()\[\]{}\-–—…“”„‘’«»/~¡¿]")
+"""Numbers, the minus before them, and symbols."""
+THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
 DIGITS = re.compile(r"\d+")
-NOT_WORDS = re.compile(r"[\W_]+")
-INVISIBLE = {"Cf", "Mn"}
-"""Unicode categories that change nothing that is read: joiners, and accents once they are separate."""
+ACCENTS = re.compile("[\u0300-\u036f]")
+Signature = tuple[str, ...]
 
 
 class Found:
@@ -43,34 +51,49 @@ class Found:
         if not LEAST <= same <= 1:
             raise ConfigError(f"the similarity of the same tasks must be between {LEAST:g} and 1, got {same:g}")
         self._same = same
-        self._exact: dict[object, int] = {}
-        self._numbers: list[tuple[str, ...]] = []
+        self._exact: dict[tuple[str, Signature], int] = {}
+        self._plain: list[str] = []
         self._triples: list[frozenset[str]] = []
-        self._index = _index(BANDS)
+        self._alike: dict[Signature, list[int]] = {}
+        """Texts by their numbers and symbols."""
+        self._index: dict[Signature, MinHashLSH] = {}
+        """Of those with more than ``FEW`` texts."""
 
     def add(self, text: str) -> None:
         """Add a text; its number is that of the texts before it."""
-        number, triples = len(self._triples), _triples(_plain(text))
-        self._exact.setdefault(_key(text), number)
-        self._numbers.append(_numbers(text))
-        self._triples.append(triples)
-        self._index.insert(number, _sketch(triples, BANDS))
+        number, plain, signature = len(self._plain), _plain(text), _signature(text)
+        self._exact.setdefault((plain, signature), number)
+        self._plain.append(plain)
+        self._triples.append(_triples(plain))
+        alike = self._alike.setdefault(signature, [])
+        alike.append(number)
+        if len(alike) > FEW:
+            new = [number] if signature in self._index else alike
+            index = self._index.setdefault(signature, _index(BANDS))
+            for each in new:
+                index.insert(each, _sketch(self._triples[each], BANDS))
 
     def exact(self, text: str) -> int | None:
         """Return the number of the first text that says the same but for case, punctuation and spacing."""
-        return self._exact.get(_key(text))
+        return self._exact.get((_plain(text), _signature(text)))
 
     def near(self, text: str) -> int | None:
-        """Return the number of the most similar text with the same numbers, if it is similar enough."""
-        triples, numbers = _triples(_plain(text)), _numbers(text)
-        candidates = [it for it in self._index.query(_sketch(triples, BANDS)) if self._numbers[it] == numbers]
-        best = max(candidates, key=lambda it: (_jaccard(triples, self._triples[it]), -it), default=None)
-        return best if best is not None and _jaccard(triples, self._triples[best]) >= self._same else None
+        """Return the number of the most similar text that is nearly the same."""
+        plain, signature = _plain(text), _signature(text)
+        triples = _triples(plain)
+        candidates: Iterable[int] = self._alike.get(signature, ())
+        if signature in self._index:
+            candidates = self._index[signature].query(_sketch(triples, BANDS))
+        similar = [(-_jaccard(triples, self._triples[it]), it) for it in candidates]
+        close = (it for likeness, it in sorted(similar) if -likeness >= self._same)
+        return next((it for it in close if _misspelled(plain.split(), self._plain[it].split())), None)
 
 
 def kinds(texts: Sequence[str]) -> list[int]:
     """Return a number for each text, the same for texts of one kind; 1 is the largest kind."""
-    parents = list(range(len(texts)))
+    masked = [DIGITS.sub("0", _plain(text)) for text in texts]
+    distinct = list(dict.fromkeys(masked))
+    parents = list(range(len(distinct)))
 
     def root(number: int) -> int:
         while parents[number] != number:
@@ -79,29 +102,47 @@ def kinds(texts: Sequence[str]) -> list[int]:
         return number
 
     index = _index(KIND_BANDS)
-    sketches = [_sketch(_triples(DIGITS.sub("0", _plain(text))), KIND_BANDS) for text in texts]
+    sketches = [_sketch(_triples(text), KIND_BANDS) for text in distinct]
     for number, sketch in enumerate(sketches):
+        closest = 0.0
         for other in index.query(sketch):
-            if root(other) != root(number) and sketch.jaccard(sketches[other]) >= KIND:
-                parents[root(number)] = root(other)
-        index.insert(number, sketch)
-    roots = [root(number) for number in range(len(texts))]
-    ranks = {found: rank for rank, (found, _) in enumerate(Counter(roots).most_common(), 1)}
-    return [ranks[found] for found in roots]
-
-
-def _key(text: str) -> object:
-    return _plain(text), _numbers(text)
-
-
-def _numbers(text: str) -> tuple[str, ...]:
-    return tuple(NUMBERS.findall(unicodedata.normalize("NFKC", text)))
+            if root(other) != root(number) or not closest:
+                closest = max(closest, likeness := sketch.jaccard(sketches[other]))
+                if likeness >= KIND:
+                    parents[root(number)] = root(other)
+        if closest < SAME_KIND:  # else what is like this text is like that one, and the index stays small
+            index.insert(number, sketch)
+    roots = dict(zip(distinct, map(root, range(len(distinct))), strict=True))
+    ranks = {found: rank for rank, (found, _) in enumerate(Counter(roots[it] for it in masked).most_common(), 1)}
+    return [ranks[roots[it]] for it in masked]
 
 
 def _plain(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text)
-    visible = "".join(it for it in decomposed if unicodedata.category(it) not in INVISIBLE)
-    return NOT_WORDS.sub(" ", visible.casefold()).strip()
+    unaccented = ACCENTS.sub("", unicodedata.normalize("NFKD", _visible(text)))
+    return STYLE.sub(" ", unicodedata.normalize("NFC", unaccented).casefold()).strip()
+
+
+def _signature(text: str) -> Signature:
+    return tuple(THOUSANDS.sub("", it) for it in NUMBER.findall(unicodedata.normalize("NFKC", _visible(text))))
+
+
+def _visible(text: str) -> str:
+    return "".join(it for it in text if unicodedata.category(it) != "Cf")
+
+
+def _misspelled(words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two texts have the same words in the same order but for their spelling, and few more."""
+    more = 0
+    for change, begin, end, other_begin, other_end in SequenceMatcher(
+        None, words, others, autojunk=False
+    ).get_opcodes():
+        if change == "replace":
+            one, other = "".join(words[begin:end]), "".join(others[other_begin:other_end])
+            if SequenceMatcher(None, one, other, autojunk=False).ratio() < SPELLING:
+                return False
+        elif change != "equal":
+            more += end - begin + other_end - other_begin
+    return more <= MORE_WORDS
 
 
 def _triples(plain: str) -> frozenset[str]:
@@ -128,5 +169,5 @@ def _sketch(triples: frozenset[str], bands: tuple[int, int]) -> MinHash:
     from datasketch import MinHash
 
     sketch = MinHash(num_perm=bands[0] * bands[1], seed=1)
-    sketch.update_batch([triple.encode() for triple in triples])
+    sketch.update_batch([triple.encode("utf-8", "surrogatepass") for triple in triples])
     return sketch

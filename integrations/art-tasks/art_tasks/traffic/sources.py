@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +17,17 @@ from art_core.store import Store
 from art_core.store.run_folder import store_file
 from art_core.types import JsonDict, Trajectory
 from art_tasks.traffic.messages import Unreadable, answer_of, shown_of, value_of
-from art_tasks.traffic.spans import Trace, first, moment, traces
+from art_tasks.traffic.spans import Span, Trace, first, is_span, moment, spans_of, traces
 
 CONVERSATION = ("conversation", "conversation_id", "session_id", "sessionId", "thread_id", "trace_id", "traceId", "id")
 TIME = ("time", "timestamp", "start_time", "startTime", "created_at", "createdAt", "created")
 INPUT, OUTPUT = ("input", "inputs", "request", "prompt"), ("output", "outputs", "response", "completion")
 """Names of columns in exports, the first that is there counts."""
-KNOWN = {*CONVERSATION, *TIME, *INPUT, *OUTPUT, "messages"}
+KNOWN = {*CONVERSATION, *TIME, *INPUT, *OUTPUT, "messages", "conversations"}
+NOT_REQUESTS = {"resourceMetrics", "resourceLogs"}
+SPEAKERS = {"human": "user", "gpt": "assistant"}
+"""Roles in rows of ``conversations``."""
+WRONG_FORM = (Unreadable, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -85,118 +90,149 @@ def _read_store(path: Path, traffic: Traffic) -> None:
 
 
 def _of_trajectory(trajectory: Trajectory) -> Request:
-    id, reward = trajectory.rollout_id, trajectory.reward
-    messages = list(trajectory.calls[0].request.get("messages") or ()) if trajectory.calls else []
-    system = _system(messages)
-    answer = trajectory.output
-    if answer is None and trajectory.calls:
-        answer = trajectory.calls[-1].response.get("content")
+    id, calls = trajectory.rollout_id, trajectory.calls
+    messages = list(calls[0].request.get("messages") or ()) if calls else []
+    fields: dict[str, Any] = {"reward": trajectory.reward, "system": _system(messages)}
     if trajectory.task != id:  # of a gateway's rollout whose client named no task, it is the rollout's name
-        return Request(task_input(trajectory.task), id, answer, reward=reward, system=system)
+        return Request(task_input(trajectory.task), id, trajectory.output, **fields)
     if not messages:
         raise Unreadable("a rollout without a call")
-    return Request(asked(messages), id, answer, reward=reward, system=system)
+    answer = trajectory.output
+    if answer is None:  # what was said before the user went on
+        turns = [sum(message.get("role") == "user" for message in call.request.get("messages") or ()) for call in calls]
+        answer = [call for call, said in zip(calls, turns, strict=True) if said <= turns[0]][-1].response.get("content")
+    return Request(asked(messages), id, answer, **fields)
 
 
-def asked(messages: list[JsonDict]) -> Any:
+def asked(messages: Sequence[JsonDict]) -> Any:
     """Return what a user asked for: the messages before the first answer, without the agent's own; text if it is only one.
 
     Raises Unreadable if there is none.
     """
-    end = next(
-        (i for i, message in enumerate(messages) if message.get("role") not in ("system", "developer", "user")), None
-    )
-    said = [message for message in messages[:end] if message.get("role") == "user"]
+    said = [message for message in messages[: _end_of_question(messages)] if message.get("role") == "user"]
     if not said:
         raise Unreadable("no message of a user")
     content = said[0].get("content")
     return content if len(said) == 1 and isinstance(content, str) else said
 
 
-def _system(messages: list[JsonDict]) -> str:
+def answered(messages: Sequence[JsonDict]) -> Any:
+    """Return the last answer before the user went on; None if there is none."""
+    rest = messages[_end_of_question(messages) :]
+    end = next((i for i, message in enumerate(rest) if message.get("role") == "user"), len(rest))
+    return next((it.get("content") for it in reversed(rest[:end]) if it.get("role") == "assistant"), None)
+
+
+def _end_of_question(messages: Sequence[JsonDict]) -> int:
+    own = ("system", "developer", "user")
+    return next((i for i, message in enumerate(messages) if message.get("role") not in own), len(messages))
+
+
+def _system(messages: Sequence[JsonDict]) -> str:
     return "\n".join(
         str(message.get("content")) for message in messages if message.get("role") in ("system", "developer")
     )
 
 
 def _read_file(path: Path, traffic: Traffic) -> None:
-    rows: list[tuple[str, Any]] = []
+    spans: list[Span] = []
     for where, text in _texts(path):
         with _noting(traffic, where):
-            try:
-                value = json.loads(text)
-            except ValueError as error:
-                raise Unreadable("not JSON") from error
-            rows += [(where, it) for it in (value if isinstance(value, list) else [value])]
-    spans = [value for _, value in rows if isinstance(value, Mapping) and _is_span(value)]
+            for value in _unwrapped(json.loads(text)):
+                with _noting(traffic, where):
+                    if is_span(value):
+                        spans += spans_of(value)
+                    else:
+                        traffic.requests.append(_of_row(value, where))
     for trace in traces(spans):
         with _noting(traffic, f"trace {trace.id}"):
             traffic.requests.append(_of_trace(trace))
-    for where, value in rows:
-        if not (isinstance(value, Mapping) and _is_span(value)):
-            with _noting(traffic, where):
-                traffic.requests.append(_of_row(value, where))
 
 
-def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield a place and its text: the whole of a .json file, and each line of others."""
-    if path.suffix == ".json":
-        yield str(path), path.read_text(encoding="utf-8")
-        return
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path}, line {number}", line
+def _texts(path: Path) -> list[tuple[str, str]]:
+    """Return places and their texts: the lines, or the whole file if its first line is not a value of its own."""
+    try:
+        whole = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8; unpack it, or export it as JSON or JSON lines") from error
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(whole.split("\n"), 1) if line.strip()]
+    return lines if not lines or _is_json(lines[0][1]) or not _is_json(whole) else [(str(path), whole)]
 
 
-def _is_span(value: Mapping[str, Any]) -> bool:
-    return "resourceSpans" in value or "run_type" in value or ("attributes" in value and "context" in value)
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _unwrapped(value: Any) -> list[Any]:
+    if isinstance(value, Mapping) and isinstance(value.get("data"), list) and set(value) <= {"data", "meta"}:
+        value = value["data"]
+    return value if isinstance(value, list) else [value]
 
 
 def _of_trace(trace: Trace) -> Request:
     """Return what a trace's agent was asked: the input of its root or, if that has none, its first model call's messages."""
-    answer = trace.output
-    messages: list[JsonDict] = []
-    if trace.prompt is not None:
-        messages, _ = shown_of(trace.prompt)
+    messages = _messages(value_of(trace.prompt)) or shown_of(trace.prompt)[0] if trace.prompt is not None else []
     if trace.input is None and not messages:
         raise Unreadable("a trace without an input")
-    return Request(
-        input=_given(trace.input) if trace.input is not None else asked(messages),
-        conversation=trace.conversation,
-        answer=_said(answer),
-        time=trace.time,
-        system=_system(messages),
-    )
+    given = _given(trace.input) if trace.input is not None else asked(messages)
+    return Request(given, trace.conversation, _said(trace.output), trace.time, system=_system(messages))
 
 
 def _of_row(value: Any, where: str) -> Request:
     if not isinstance(value, Mapping):
-        return Request(value, where)
+        if value is None:
+            raise Unreadable("null")
+        return Request(value, _digest(value))
+    if not NOT_REQUESTS.isdisjoint(value):
+        raise Unreadable("metrics or logs, not spans")
+    if value.get("parentObservationId"):
+        raise Unreadable("an inner step of a trace")
     given, answer, time = first(value, INPUT), first(value, OUTPUT), first(value, TIME)
-    if messages := value.get("messages"):
-        given = {"messages": messages}
-        answer = messages[-1] if answer is None and messages[-1].get("role") == "assistant" else answer
+    if turns := value.get("conversations"):
+        value = {
+            **value,
+            "messages": [{"role": SPEAKERS.get(it["from"], it["from"]), "content": it["value"]} for it in turns],
+        }
+    if value.get("messages"):
+        given = {"messages": value["messages"]}
+    rest = {name: it for name, it in value.items() if name not in KNOWN}
     if given is None:  # the input itself
-        if not value or KNOWN & set(value):
+        if not rest:
             raise Unreadable("a row without an input")
-        return Request(dict(value), where)
+        return Request(rest, str(first(value, CONVERSATION) or _digest(rest)), time=moment(time), facts=rest)
+    messages = _messages(value_of(given))
+    answer = _said(answer) if answer is not None else answered(messages)
+    conversation = str(first(value, CONVERSATION) or _digest(given))
     # A row with a time was exported; one without may be a task, whose other fields are its reward's.
-    facts = {} if time is not None else {name: it for name, it in value.items() if name not in KNOWN}
-    system = _system(_messages(value_of(given)))
-    conversation = first(value, CONVERSATION) or where
-    return Request(_given(given), str(conversation), _said(answer), moment(time), system=system, facts=facts)
+    return Request(
+        _given(given), conversation, answer, moment(time), system=_system(messages), facts={} if time else rest
+    )
+
+
+def _digest(value: Any) -> str:
+    """Return a name for what has none, the same every time."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def _messages(value: Any) -> list[JsonDict]:
-    """Return the chat messages of a request or of an agent's input; none if it is something else."""
-    found = value.get("messages") if isinstance(value, Mapping) else value
-    if not isinstance(found, list) or not found or not all(isinstance(it, Mapping | list | tuple) for it in found):
+    """Return the chat messages of a request or of an agent's input; none if it is something else. Raises Unreadable."""
+    named = isinstance(value, Mapping) and "messages" in value
+    found = value["messages"] if named else value
+    if named and not isinstance(found, list):
+        raise Unreadable("messages that are no list")
+    if not isinstance(found, list) or not found:
         return []
-    try:
-        return shown_of(found)[0]
-    except Unreadable:
+    if all(isinstance(it, list) and len(it) == 2 and all(isinstance(part, str) for part in it) for it in found):
+        found = [{"role": role, "content": content} for role, content in found]  # LangGraph's short form
+    if len(found) == 1 and isinstance(found[0], list):
+        found = found[0]  # LangChain records batches of one
+    if not named and not all(isinstance(it, Mapping) and not {"role", "type"}.isdisjoint(it) for it in found):
         return []
+    return shown_of(found)[0]
 
 
 def _given(recorded: Any) -> Any:
@@ -215,18 +251,22 @@ def _said(recorded: Any) -> Any:
     value = value_of(recorded)
     if isinstance(value, Mapping) and len(value) == 1 and "output" in value:
         value = value["output"]
-    if messages := _messages(value):
-        return messages[-1].get("content")
-    if isinstance(value, str) or not isinstance(value, Mapping) or not {"choices", "role", "content"} & set(value):
-        return value
+    if isinstance(value, Mapping) and (generations := value.get("generations")):
+        value = generations[0][0] if isinstance(generations[0], list) else generations[0]
+        value = value.get("message") or value.get("text")
+        return (_messages([value]) or [{}])[-1].get("content") if isinstance(value, Mapping) else value
     try:
-        return answer_of(value)["content"]
+        if messages := _messages(value):
+            return messages[-1].get("content")
+        if isinstance(value, Mapping) and {"choices", "role", "content"} & set(value):
+            return answer_of(value)["content"]
     except Unreadable:
         return value
+    return value
 
 
 class _noting:
-    """Counts what can't be read."""
+    """Counts what can't be read. Other systems' exports have any form, so what a wrong one raises is no bug of ours."""
 
     def __init__(self, traffic: Traffic, where: str) -> None:
         self._traffic, self._where = traffic, where
@@ -235,10 +275,12 @@ class _noting:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        if not isinstance(error, Unreadable):
+        if not isinstance(error, WRONG_FORM):
             return False
-        self._traffic.unread[str(error)] += 1
-        self._traffic.first_unread.setdefault(str(error), self._where)
+        reason = str(error) if isinstance(error, Unreadable) else "not in a form that is known"
+        reason = "not JSON" if isinstance(error, json.JSONDecodeError) else reason
+        self._traffic.unread[reason] += 1
+        self._traffic.first_unread.setdefault(reason, self._where)
         return True
 
 
@@ -247,4 +289,7 @@ def describe(traffic: Traffic) -> str:
     conversations = len({request.conversation for request in traffic.requests})
     times = sorted(request.time for request in traffic.requests if request.time)
     span = f", {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}" if times else ""
-    return f"{plural(len(traffic.requests), 'request')} in {plural(conversations, 'conversation')} of {traffic.source}{span}"
+    untimed = len(traffic.requests) - len(times)
+    order = f"; {untimed} without a time, taken as the oldest, in their order" if untimed else ""
+    found = f"{plural(len(traffic.requests), 'request')} in {plural(conversations, 'conversation')}"
+    return f"{found} of {traffic.source}{span}{order}"

@@ -6,14 +6,14 @@ OpenLLMetry, and art's own.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from art_core.types import JsonDict
+from art_tasks.traffic.messages import Unreadable, value_of
 
 CONVERSATION = (
     "gen_ai.conversation.id",
@@ -50,7 +50,9 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class _Span:
+class Span:
+    """One step of a trace."""
+
     trace: str
     id: str
     parent: str | None
@@ -61,12 +63,11 @@ class _Span:
     output: Any
 
 
-def traces(values: Sequence[Mapping[str, Any]]) -> Iterator[Trace]:
-    """Yield the traces of exported spans and runs, in the order of their first ones."""
-    by_trace: dict[str, list[_Span]] = {}
-    for value in values:
-        for span in _spans(value):
-            by_trace.setdefault(span.trace, []).append(span)
+def traces(spans: Iterable[Span]) -> Iterator[Trace]:
+    """Yield the traces of spans, in the order of their first ones."""
+    by_trace: dict[str, list[Span]] = {}
+    for span in spans:
+        by_trace.setdefault(span.trace, []).append(span)
     for id, spans in by_trace.items():
         ids = {span.id for span in spans}
         spans.sort(key=lambda span: span.time or datetime.max.replace(tzinfo=UTC))
@@ -80,12 +81,20 @@ def traces(values: Sequence[Mapping[str, Any]]) -> Iterator[Trace]:
         yield Trace(id, conversation, root.time, given, called and called.prompt, answer)
 
 
-def _spans(value: Mapping[str, Any]) -> Iterator[_Span]:
+def is_span(value: Any) -> bool:
+    """Whether a value is a LangSmith run, a span of the console exporter's, or OTLP."""
+    if not isinstance(value, Mapping):
+        return False
+    return not {"resourceSpans", "batches", "run_type"}.isdisjoint(value) or {"attributes", "context"} <= set(value)
+
+
+def spans_of(value: Mapping[str, Any]) -> Iterator[Span]:
+    """Yield the spans of an exported value. Raises Unreadable, or what a value of another form raises."""
     if "run_type" in value:
         yield _of_langsmith(value)
-    elif "resourceSpans" in value:
-        for resource in value["resourceSpans"] or ():
-            for scope in resource.get("scopeSpans") or ():
+    elif "context" not in value:
+        for resource in value.get("resourceSpans") or value.get("batches") or ():
+            for scope in resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans") or ():
                 for span in scope.get("spans") or ():
                     events = [
                         (event.get("name"), _attributes(event.get("attributes"))) for event in span.get("events") or ()
@@ -110,12 +119,12 @@ def _span(
     time: Any,
     attributes: Mapping[str, Any],
     events: Iterable[tuple[Any, Mapping[str, Any]]],
-) -> _Span:
+) -> Span:
     prompt = _prompt(attributes, events)
     output = first(attributes, (ANSWER, *OUTPUT))
     if output is None:
         output = attributes.get("gen_ai.completion.0.content", attributes.get("llm.output_messages.0.message.content"))
-    return _Span(
+    return Span(
         str(trace), str(id), str(parent) if parent else None, moment(time), first(attributes, CONVERSATION),
         first(attributes, INPUT), prompt, output,
     )  # fmt: skip
@@ -126,10 +135,11 @@ def _prompt(attributes: Mapping[str, Any], events: Iterable[tuple[Any, Mapping[s
     if attributes.get("gen_ai.operation.name") in ("invoke_agent", "invoke_workflow", "create_agent", "execute_tool"):
         return None
     if (messages := attributes.get(PROMPT)) is not None:
-        listed = json.loads(messages) if isinstance(messages, str) else messages
-        system = attributes.get(SYSTEM)
-        parts = json.loads(system) if isinstance(system, str) else system
-        return [{"role": "system", "parts": parts}, *listed] if parts else listed
+        listed, system = value_of(messages), value_of(attributes.get(SYSTEM))
+        if not isinstance(listed, list):
+            raise Unreadable("messages that are cut off, or no JSON")
+        content = {"parts": system} if isinstance(system, list) else {"content": system}
+        return [{"role": "system", **content}, *listed] if system else listed
     found: dict[int, JsonDict] = {}
     for name, value in attributes.items():
         if match := INDEXED.fullmatch(name):
@@ -140,12 +150,14 @@ def _prompt(attributes: Mapping[str, Any], events: Iterable[tuple[Any, Mapping[s
     return [{"role": it["role"], "content": it.get("content")} for it in said] or None
 
 
-def _of_langsmith(run: Mapping[str, Any]) -> _Span:
+def _of_langsmith(run: Mapping[str, Any]) -> Span:
     metadata = (run.get("extra") or {}).get("metadata") or {}
     conversation = first(metadata, ("session_id", "thread_id", "conversation_id"))
     inputs, is_model = run.get("inputs"), run.get("run_type") in ("llm", "chat_model")
+    if is_model and isinstance(inputs, Mapping) and inputs.get("prompts"):
+        inputs = [{"role": "user", "content": text} for text in inputs["prompts"][:1]]
     trace = run.get("trace_id") or run.get("id")
-    return _Span(
+    return Span(
         str(trace), str(run.get("id")), str(run["parent_run_id"]) if run.get("parent_run_id") else None,
         moment(run.get("start_time")), str(conversation) if conversation else None,
         inputs, inputs if is_model else None, run.get("outputs"),
