@@ -10,6 +10,7 @@ from art_core.errors import ConfigError, UpstreamError
 from art_core.plugin_api import API_KEY
 from art_core.types import EngineBase, JsonDict, Weights
 from art_gateway.relay import KEYS, Relay
+from art_gateway.text import below_rollout
 
 if TYPE_CHECKING:
     from art_core import TrainConfig
@@ -64,5 +65,5 @@ def programs_url(exchange: Exchange, path: str) -> str | None:
     base = next((os.environ[name] for name in names if os.environ.get(name)), None)
     if base is None:
         return None
-    _, _, rest = exchange.target.partition("/v1")  # after the rollout's id, which has none
-    return base.rstrip("/") + ("/v1" if path == "/v1/messages" else "") + rest.removeprefix("/v1")
+    rest = below_rollout(exchange).removeprefix("/v1").removeprefix("/v1")
+    return base.rstrip("/") + ("/v1" if path == "/v1/messages" else "") + rest

@@ -1,4 +1,4 @@
-"""Recording text in front of any provider: where requests go on to, and which of them belong to one conversation."""
+"""Recording text in front of any provider: where a request is sent, and which conversation it belongs to."""
 
 from __future__ import annotations
 

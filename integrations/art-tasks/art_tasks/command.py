@@ -25,7 +25,7 @@ TEXT_CHARS = 80
 
 
 class Suites(TyperGroup):
-    """Takes what is no command for the name of a suite."""
+    """Treats an unknown command as the name of a suite."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.plugin_api import task_input
+from art_core.plugin_api import task_id, task_input
 from art_core.types import JsonDict
 from art_tasks.traffic.redact import SECRET, names_secret
 from art_tasks.traffic.similar import SAME, Found, kinds
@@ -28,7 +27,7 @@ class Curated:
     train: list[JsonDict] = field(default_factory=list)
     held_out: list[JsonDict] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    """Number of requests that are no tasks of their own, by reason."""
+    """Number of requests that did not become tasks, by reason."""
     redacted: Counter[str] = field(default_factory=Counter)
     """Number of replaced texts, by sort, in all requests."""
 
@@ -110,7 +109,7 @@ def _task(request: Request, redact: Redact | None, redacted: Counter[str]) -> Js
     facts, conversation = dict(request.facts), request.conversation
     if redact:  # the name of a conversation may be a person's
         said, facts = _without(said, redact, redacted), _without(facts, redact, redacted)
-        conversation = hashlib.blake2b(conversation.encode(), digest_size=6).hexdigest()
+        conversation = task_id(conversation)
     time = request.time.isoformat(timespec="seconds") if request.time else None
     task = {**facts, **said, "recorded_reward": request.reward, "conversation": conversation, "time": time, "seen": 1}
     return {name: value for name, value in task.items() if value is not None or name == "input"}

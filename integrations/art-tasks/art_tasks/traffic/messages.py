@@ -12,8 +12,17 @@ from typing import Any
 
 from art_core.types import JsonDict
 
-ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool", "AIMessageChunk": "assistant"}
+ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function": "tool",
+    "AIMessageChunk": "assistant",
+}
 """Alternative names of roles."""
+SPEAKERS = ("system", "developer", "user", "assistant", "tool", *ROLES)
+"""What a role may be called."""
 MESSAGE, KINDS = {"role", "parts", "choices", "tool_calls"}, {"message", "function_call", "reasoning", "ai", *ROLES}
 """Keys and types that distinguish a message or an API's answer from data that a model answered with."""
 
@@ -48,13 +57,29 @@ def shown_of(recorded: Any) -> tuple[list[JsonDict], list[JsonDict]]:
             raise Unreadable(f"the input has none of messages, input and contents: {sorted(map(str, value))[:5]}")
     else:
         items = value
-    items = _listed(items)
-    if len(items) == 1 and isinstance(items[0], list):  # LangChain records batches of one
-        items = items[0]
+    items = _unbatched(_listed(items))
     messages = [message for item in items for message in _messages(item, tools)]
     if not messages:
         raise Unreadable("the input has no messages")
     return messages, tools
+
+
+def is_chat(items: Any) -> bool:
+    """Whether a list is one of chat messages, rather than of other data."""
+    items = _unbatched(items)
+    return bool(items) and all(
+        _is_pair(item) or (isinstance(item, Mapping) and not {"role", "type"}.isdisjoint(item)) for item in items
+    )
+
+
+def _unbatched(items: Sequence[Any]) -> Sequence[Any]:
+    """Return the only list of a batch, as LangChain records one conversation, and other items as they are."""
+    return items[0] if len(items) == 1 and isinstance(items[0], list) and not _is_pair(items[0]) else items
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether it is LangGraph's short form of a message: its role and its text."""
+    return isinstance(item, list) and len(item) == 2 and item[0] in SPEAKERS and isinstance(item[1], str)
 
 
 def answer_of(recorded: Any) -> JsonDict:
@@ -119,18 +144,25 @@ def _joined(messages: Sequence[JsonDict]) -> JsonDict:
     }
 
 
-def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
-    """Yield the messages of an item; Anthropic puts the results of several tools into one."""
+def _unpacked(item: Any) -> Mapping[str, Any]:
+    """Return a message that was recorded in a short or a serialized form as a message."""
     if isinstance(item, str):
-        yield {"role": "user", "content": item}
-        return
+        return {"role": "user", "content": item}
+    if _is_pair(item):
+        return dict(zip(("role", "content"), item, strict=True))
     if not isinstance(item, Mapping):
         raise Unreadable(f"a message is a {type(item).__name__}")
     if item.get("type") == "constructor" and isinstance(
         fields := item.get("kwargs"), Mapping
     ):  # LangChain's, serialized
         kind = str((item.get("id") or [""])[-1]).removesuffix("Message").removesuffix("MessageChunk").lower()
-        item = {"type": kind, **fields}
+        return {"type": kind, **fields}
+    return item
+
+
+def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
+    """Yield the messages of an item; Anthropic puts the results of several tools into one."""
+    item = _unpacked(item)
     kind, content = item.get("type"), item.get("content")
     if kind == "function_call":
         yield {"role": "assistant", "content": None, "tool_calls": [_call({**item, "id": item.get("call_id")})]}

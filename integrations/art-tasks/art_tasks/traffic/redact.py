@@ -7,9 +7,10 @@ have no form: they would need a language model, and stay.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -178,13 +179,17 @@ def names_secret(name: str) -> bool:
 
 
 def _is_random(token: str) -> bool:
-    from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString, HexHighEntropyString
-
     hexadecimal = re.fullmatch(r"[0-9a-fA-F]+", token) is not None
     kinds = [any(map(of, token)) for of in (str.isdigit, str.isupper, str.islower)]
     varied = sum(kinds) >= 2 if hexadecimal else all(kinds)
-    plugin, bits = (HexHighEntropyString(), HEX_BITS) if hexadecimal else (Base64HighEntropyString(), BASE64_BITS)
-    return varied and plugin.calculate_shannon_entropy(token) >= bits
+    return varied and _entropy(hexadecimal)(token) >= (HEX_BITS if hexadecimal else BASE64_BITS)
+
+
+@functools.cache
+def _entropy(hexadecimal: bool) -> Callable[[str], float]:
+    from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString, HexHighEntropyString
+
+    return (HexHighEntropyString() if hexadecimal else Base64HighEntropyString()).calculate_shannon_entropy
 
 
 def _merged(parts: list[Part]) -> list[Part]:

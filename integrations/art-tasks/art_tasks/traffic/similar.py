@@ -10,6 +10,7 @@ default limit in one of 20 million cases (32 bands of 4 rows). Candidates are th
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections import Counter
@@ -61,10 +62,10 @@ class Found:
 
     def add(self, text: str) -> None:
         """Add a text; its number is that of the texts before it."""
-        number, plain, signature = len(self._plain), _plain(text), _signature(text)
+        number, (plain, signature, triples) = len(self._plain), _reading(text)
         self._exact.setdefault((plain, signature), number)
         self._plain.append(plain)
-        self._triples.append(_triples(plain))
+        self._triples.append(triples)
         alike = self._alike.setdefault(signature, [])
         alike.append(number)
         if len(alike) > FEW:
@@ -75,12 +76,11 @@ class Found:
 
     def exact(self, text: str) -> int | None:
         """Return the number of the first text that says the same but for case, punctuation and spacing."""
-        return self._exact.get((_plain(text), _signature(text)))
+        return self._exact.get(_reading(text)[:2])
 
     def near(self, text: str) -> int | None:
         """Return the number of the most similar text that is nearly the same."""
-        plain, signature = _plain(text), _signature(text)
-        triples = _triples(plain)
+        plain, signature, triples = _reading(text)
         candidates: Iterable[int] = self._alike.get(signature, ())
         if signature in self._index:
             candidates = self._index[signature].query(_sketch(triples, BANDS))
@@ -115,6 +115,12 @@ def kinds(texts: Sequence[str]) -> list[int]:
     roots = dict(zip(distinct, map(root, range(len(distinct))), strict=True))
     ranks = {found: rank for rank, (found, _) in enumerate(Counter(roots[it] for it in masked).most_common(), 1)}
     return [ranks[roots[it]] for it in masked]
+
+
+@functools.lru_cache(4)  # of a text, all that is asked is asked in a row
+def _reading(text: str) -> tuple[str, Signature, frozenset[str]]:
+    plain = _plain(text)
+    return plain, _signature(text), _triples(plain)
 
 
 def _plain(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.plugin_api import plural, task_input
+from art_core.plugin_api import plural, task_id, task_input
 from art_core.store import Store
 from art_core.store.run_folder import store_file
 from art_core.types import JsonDict, Trajectory
-from art_tasks.traffic.messages import Unreadable, answer_of, shown_of, value_of
+from art_tasks.traffic.messages import Unreadable, answer_of, is_chat, shown_of, value_of
 from art_tasks.traffic.spans import Span, Trace, first, is_span, moment, spans_of, traces
 
 CONVERSATION = ("conversation", "conversation_id", "session_id", "sessionId", "thread_id", "trace_id", "traceId", "id")
@@ -25,8 +24,6 @@ INPUT, OUTPUT = ("input", "inputs", "request", "prompt"), ("output", "outputs", 
 """Names of columns in exports, the first that is there counts."""
 KNOWN = {*CONVERSATION, *TIME, *INPUT, *OUTPUT, "messages", "conversations"}
 NOT_REQUESTS = {"resourceMetrics", "resourceLogs"}
-SPEAKERS = {"human": "user", "gpt": "assistant"}
-"""Roles in rows of ``conversations``."""
 WRONG_FORM = (Unreadable, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
@@ -175,7 +172,7 @@ def _unwrapped(value: Any) -> list[Any]:
 
 def _of_trace(trace: Trace) -> Request:
     """Return what a trace's agent was asked: the input of its root or, if that has none, its first model call's messages."""
-    messages = _messages(value_of(trace.prompt)) or shown_of(trace.prompt)[0] if trace.prompt is not None else []
+    messages = shown_of(trace.prompt)[0] if trace.prompt is not None else []
     if trace.input is None and not messages:
         raise Unreadable("a trace without an input")
     given = _given(trace.input) if trace.input is not None else asked(messages)
@@ -186,36 +183,28 @@ def _of_row(value: Any, where: str) -> Request:
     if not isinstance(value, Mapping):
         if value is None:
             raise Unreadable("null")
-        return Request(value, _digest(value))
+        return Request(value, task_id(value))
     if not NOT_REQUESTS.isdisjoint(value):
         raise Unreadable("metrics or logs, not spans")
     if value.get("parentObservationId"):
         raise Unreadable("an inner step of a trace")
-    given, answer, time = first(value, INPUT), first(value, OUTPUT), first(value, TIME)
-    if turns := value.get("conversations"):
-        value = {
-            **value,
-            "messages": [{"role": SPEAKERS.get(it["from"], it["from"]), "content": it["value"]} for it in turns],
-        }
-    if value.get("messages"):
-        given = {"messages": value["messages"]}
+    given, answer, time = first(value, INPUT), first(value, OUTPUT), moment(first(value, TIME))
+    turns = value.get("messages")
+    if said := value.get("conversations"):
+        turns = [{"role": it["from"], "content": it["value"]} for it in said]
+    if turns:
+        given = {"messages": turns}
     rest = {name: it for name, it in value.items() if name not in KNOWN}
+    if given is None and not rest:
+        raise Unreadable("a row without an input")
+    conversation = str(first(value, CONVERSATION) or task_id(rest if given is None else given))
     if given is None:  # the input itself
-        if not rest:
-            raise Unreadable("a row without an input")
-        return Request(rest, str(first(value, CONVERSATION) or _digest(rest)), time=moment(time), facts=rest)
+        return Request(rest, conversation, time=time, facts=rest)
     messages = _messages(value_of(given))
     answer = _said(answer) if answer is not None else answered(messages)
-    conversation = str(first(value, CONVERSATION) or _digest(given))
     # A row with a time was exported; one without may be a task, whose other fields are its reward's.
-    return Request(
-        _given(given), conversation, answer, moment(time), system=_system(messages), facts={} if time else rest
-    )
-
-
-def _digest(value: Any) -> str:
-    """Return a name for what has none, the same every time."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
+    facts = rest if first(value, TIME) is None else {}
+    return Request(_given(given), conversation, answer, time, system=_system(messages), facts=facts)
 
 
 def _messages(value: Any) -> list[JsonDict]:
@@ -224,13 +213,7 @@ def _messages(value: Any) -> list[JsonDict]:
     found = value["messages"] if named else value
     if named and not isinstance(found, list):
         raise Unreadable("messages that are no list")
-    if not isinstance(found, list) or not found:
-        return []
-    if all(isinstance(it, list) and len(it) == 2 and all(isinstance(part, str) for part in it) for it in found):
-        found = [{"role": role, "content": content} for role, content in found]  # LangGraph's short form
-    if len(found) == 1 and isinstance(found[0], list):
-        found = found[0]  # LangChain records batches of one
-    if not named and not all(isinstance(it, Mapping) and not {"role", "type"}.isdisjoint(it) for it in found):
+    if not isinstance(found, list) or not found or not (named or is_chat(found)):
         return []
     return shown_of(found)[0]
 
