@@ -125,6 +125,6 @@ async def test_a_run_of_the_tiny_model_is_imported_and_imitated(server, tmp_path
             assert [call.messages() for call in run.calls] == [call.messages() for call in same.calls]
             assert [call.prompt_ids for call in run.calls][:1] == [call.prompt_ids for call in same.calls][:1]
         assert (run.task, run.output, run.reward) == (same.task, same.output, same.reward)
-    async with art.open_run(tmp_path / "warm", model="tiny", learning_rate=2e-3, warmup_steps=0) as run:
-        metrics = await run.learn_sft(imported, epochs=3)
+    async with art.open_run(tmp_path / "warm", model="tiny", learning_rate=5e-4, warmup_steps=0) as run:
+        metrics = await run.learn_sft(imported, epochs=6)
     assert metrics[-1]["nll"] < metrics[0]["nll"]
