@@ -19,10 +19,13 @@ __all__ = ["dialects"]
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Add ``art gateway``."""
+    """Add ``art gateway`` and ``art route``."""
+    from art_gateway.canary.command import EXAMPLE as ROUTE_EXAMPLE
+    from art_gateway.canary.command import route
     from art_gateway.command import EXAMPLE, gateway
 
     app.command("gateway", epilog=EXAMPLE)(gateway)
+    app.command("route", epilog=ROUTE_EXAMPLE)(route)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ SPLIT = "train"
 LONGEST_ID = 512
 ENCODED_V1 = re.compile(rb"%2fv1(%2f|/)", re.IGNORECASE)
 FINISH = "/finish"
-COMMANDS = frozenset({"/pause", "/resume", "/status"})
+FEEDBACK = "/feedback"
+COMMANDS = frozenset({"/pause", "/resume", "/status", FEEDBACK})
 MAX_COMMAND_BYTES = 2**20
 BACKLOG = 400
 """Writes that may wait for the disk; each call takes two."""
@@ -49,6 +50,8 @@ class Limits:
     """Calls that may wait for their turn."""
     body: int = 64 * 2**20
     """Bytes per request."""
+    seconds: float | None = None
+    """For an upstream's whole answer, or between two chunks of a stream; None: as long as the upstream itself allows."""
 
 
 class Ledger:
@@ -60,6 +63,8 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._flushing: asyncio.Task[None] | None = None
+        self.split_of: Callable[[str], str] = lambda _: SPLIT
+        """Rollout id -> the split that it is recorded in."""
         self.tasks: dict[str, str] = {}
         """Rollout id -> the task that the harness sent, while a call of the rollout is in flight."""
         self.calls = 0
@@ -77,7 +82,9 @@ class Ledger:
     def record(self, rollout_id: str, call: Call) -> None:
         """Record a call, and its rollout if the call is its first."""
         if not self._store.has_rollout(rollout_id):
-            self._store.add_rollout(rollout_id, task=self.tasks.get(rollout_id, rollout_id), split=SPLIT)
+            self._store.add_rollout(
+                rollout_id, task=self.tasks.get(rollout_id, rollout_id), split=self.split_of(rollout_id)
+            )
             self.begun += 1
         self._store.record(rollout_id, call)
         self._store.touch_rollout(rollout_id)
@@ -86,14 +93,22 @@ class Ledger:
 
     def finish(self, rollout_id: str, outcome: JsonDict) -> None:
         """Record what a harness reports about a finished rollout. Raises Refused (404) for an unknown one."""
-        if not self._store.has_rollout(rollout_id):
-            raise Refused(f"rollout {rollout_id!r} has no recorded call", status=404, code="rollout_unknown")
+        self._check_known(rollout_id)
         self._store.finish_rollout(rollout_id, output=outcome.get("output"), error=outcome.get("error"))
         self._store.touch_rollout(rollout_id)
         if outcome.get("reward") is not None or outcome.get("metrics"):
             self._store.add_scores(
                 [rollout_id], [outcome.get("reward")], metrics=[outcome.get("metrics") or {}], by="gateway"
             )
+
+    def add_feedback(self, rollout_id: str, score: float, metrics: Mapping[str, float]) -> None:
+        """Record what a user thinks of a conversation. Raises Refused (404) for an unknown one."""
+        self._check_known(rollout_id)
+        self._store.add_scores([rollout_id], [score], metrics=[metrics], by="feedback")
+
+    def _check_known(self, rollout_id: str) -> None:
+        if not self._store.has_rollout(rollout_id):
+            raise Refused(f"rollout {rollout_id!r} has no recorded call", status=404, code="rollout_unknown")
 
     def saved(self) -> Future[None]:
         """Return a future that completes when everything recorded so far would survive this process."""
@@ -120,14 +135,26 @@ class Gateway:
         local: bool = True,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
+        ledger: Ledger | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """``local``: only this machine can reach the gateway, so commands are allowed even without a key."""
+        """``local``: only this machine can reach the gateway, so commands are allowed even without a key.
+
+        ``ledger`` and ``gate`` are shared with another gateway.
+        """
         limits = limits or Limits()
         self.pool = pool
-        self.ledger = self._make_ledger(store)
-        self.gate = Gate(limits.calls, limits.waiting)
+        self.ledger = ledger or self._make_ledger(store)
+        self.gate = gate or Gate(limits.calls, limits.waiting)
         self.max_body = limits.body
-        self._capture = CaptureApp(pool.route(""), self.ledger, dialects=dialects, max_body=limits.body, gate=self.gate)
+        self._capture = CaptureApp(
+            pool.route(""),
+            self.ledger,
+            dialects=dialects,
+            max_body=limits.body,
+            gate=self.gate,
+            call_timeout=limits.seconds,
+        )
         self._dialects = self._capture.dialects
         self._paths = Paths([*self._dialects, MODELS, FINISH])
         self._key = None if api_key is None else api_key.encode()
@@ -139,11 +166,21 @@ class Gateway:
         """Whether to refuse new calls."""
 
     _make_ledger: Callable[[Store], Ledger] = Ledger
+    commands = COMMANDS
 
     @property
     def rollouts_inside(self) -> int:
         """Rollouts with a request in flight."""
         return len(self._inside)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """All upstreams, to be started before the gateway and stopped after it."""
+        return (self.pool,)
+
+    def chores(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what runs beside the gateway until it stops."""
+        return ()
 
     async def abort(self) -> None:
         """Abort the calls in flight; what they have sampled is recorded as aborted."""
@@ -216,24 +253,24 @@ class Gateway:
             raise wrong_key()
         if request == ("GET", MODELS):
             return await exchange.answer(200, await self.pool.models())
-        if path in COMMANDS or (rollout_id and path == FINISH):
+        if path in self.commands or (rollout_id and path == FINISH):
             return await exchange.answer(200, await self._command(exchange, rollout_id, path))
         self._refuse_path(exchange, rollout_id)
 
     async def _command(self, exchange: Exchange, rollout_id: str | None, path: str) -> JsonDict:
-        if self._key is None and not self._local:
-            raise Refused(
-                "other machines can reach this gateway, so this path needs a key: start the gateway with --api-key",
-                status=403,
-                code="no_key_set",
-            )
+        self._check_commander()
         if path == "/status" and exchange.method == "GET":
             return self.status()
         if path == "/status" or exchange.method != "POST":
             raise Refused(
-                "use GET /status, POST /pause, POST /resume or POST /rollouts/{rollout_id}/finish", status=405
+                "use GET /status, POST /pause, POST /resume, POST /feedback or POST /rollouts/{rollout_id}/finish",
+                status=405,
             )
-        body = read_command(await exchange.body(MAX_COMMAND_BYTES))
+        content = await exchange.body(MAX_COMMAND_BYTES)
+        if path == FEEDBACK:
+            self.ledger.add_feedback(*read_feedback(content))
+            return self.status()
+        body = read_command(content)
         if path == FINISH:
             self.ledger.finish(rollout_id, body)
         elif path == "/pause":
@@ -243,6 +280,14 @@ class Gateway:
                 backend.upstream.policy_version = body.get("policy_version", backend.upstream.policy_version)
             await self.gate.resume()
         return self.status()
+
+    def _check_commander(self) -> None:
+        if self._key is None and not self._local:
+            raise Refused(
+                "other machines can reach this gateway, so this path needs a key: start the gateway with --api-key",
+                status=403,
+                code="no_key_set",
+            )
 
     def status(self) -> JsonDict:
         """Return the answer to ``GET /status``."""
@@ -261,7 +306,8 @@ class Gateway:
                     "in_flight": backend.inside,
                     "policy_version": backend.upstream.policy_version,
                 }
-                for backend in self.pool.backends
+                for pool in self.pools
+                for backend in pool.backends
             ],
         }
 
@@ -274,7 +320,8 @@ class Gateway:
             hint = f"a rollout's id must have 1 to {LONGEST_ID} characters; "
         raise Refused(
             f"{exchange.method} {exchange.path} doesn't exist: {hint}available: {paths}, GET {MODELS}, "
-            "GET /rollouts/{rollout_id}/v1/models, POST /rollouts/{rollout_id}/finish, GET /status, POST /pause, POST /resume",
+            "GET /rollouts/{rollout_id}/v1/models, POST /rollouts/{rollout_id}/finish, POST /feedback, GET /status, POST /pause, "
+            "POST /resume",
             status=404,
             code="unknown_path",
         )
@@ -350,3 +397,25 @@ def read_command(body: bytes | None) -> dict[str, Any]:
             status=400,
         )
     return fields
+
+
+def read_feedback(body: bytes | None) -> tuple[str, float, dict[str, float]]:
+    """Return the conversation, the score and the metrics in the body of a feedback. Raises Refused (400)."""
+    try:
+        fields = orjson.loads(body or b"")
+        conversation, score, metrics = fields["conversation"], fields["score"], fields.get("metrics") or {}
+        numbers = [score, *metrics.values()]
+        if (
+            not isinstance(conversation, str)
+            or any(type(it) not in (int, float) for it in numbers)
+            or not 0 <= score <= 1
+        ):
+            raise ValueError
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise Refused(
+            'the body must be {"conversation": the name in its address or in the header x-art-conversation of its answers, '
+            '"score": a number from 0 to 1, "metrics": optional numbers by name}',
+            status=400,
+            code="feedback",
+        ) from None
+    return conversation, float(score), metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,19 +11,24 @@ import typer
 
 if TYPE_CHECKING:
     from art_core.plugin_api import Plugins
+    from art_gateway.canary.routes import Candidate
     from art_gateway.routing import Server
 
 EXAMPLE = (
     "Examples: `art gateway --upstream http://127.0.0.1:8000/v1 --port 8400 --run-dir runs/recorded`; without a server: "
-    "`art gateway --model tiny`"
+    "`art gateway --model tiny`; a candidate beside a provider: `art gateway --record-text --upstream "
+    "live=https://api.openai.com/v1 --upstream mine=http://127.0.0.1:8000/v1 --route mine=5%`"
 )
+NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
+SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
 def gateway(
     upstream: Annotated[
         list[str] | None,
         typer.Option(
-            help="Base URL of a server that returns token ids, ending in /v1; repeatable. Without it, --model is served here."
+            help="Base URL of a server that returns token ids, ending in /v1; repeatable. Without it, --model is served here. "
+            "With --route: NAME=URL, the provider and the candidate, which may also be a model to be served here."
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8400,
@@ -43,7 +49,8 @@ def gateway(
         str | None,
         typer.Option(
             help="Model name to send upstream; default: the agent's own. Without --upstream, the model that the embedded "
-            "engine serves in this process: tiny, a model folder or a Hugging Face name."
+            "engine serves in this process: tiny, a model folder or a Hugging Face name. With --route: what the candidate's "
+            "server calls its model."
         ),
     ] = None,
     temperature: Annotated[
@@ -65,6 +72,26 @@ def gateway(
             help="Record text in front of any provider, https://api.openai.com/v1 included; such calls can't be trained on.",
         ),
     ] = False,
+    route: Annotated[
+        str | None,
+        typer.Option(
+            help="NAME=SHARE: that upstream answers this share of the conversations, such as mine=5%, and the provider all "
+            "others and whatever it fails to answer. Change it with `art route`."
+        ),
+    ] = None,
+    ramp: Annotated[
+        str | None,
+        typer.Option(
+            help="Further shares, such as 25%,50%: the next one as soon as scores show that the candidate is good enough, none "
+            "as soon as they show that it is worse."
+        ),
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(min=0, max=1, help="How much lower the candidate's mean score may be for --ramp.")
+    ] = 0.05,
+    patience: Annotated[
+        float, typer.Option(min=0.1, help="Seconds until the provider answers in place of a candidate that doesn't.")
+    ] = 60.0,
     drain: Annotated[int, typer.Option(min=0, help="Seconds for calls in flight to finish after Ctrl-C.")] = 60,
 ) -> None:
     """Record the calls of any agent, in any language, that uses /rollouts/NAME/v1 as its base URL.
@@ -76,19 +103,27 @@ def gateway(
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve
 
-    if record_text and (model or temperature is not None):
+    if record_text and ((model and not route) or temperature is not None):
         raise typer.BadParameter(
             "requests reach the provider as they are: drop --model and --temperature", param_hint="--record-text"
         )
+    if ramp and not route:
+        raise typer.BadParameter("--ramp continues --route NAME=SHARE", param_hint="--ramp")
+    if route and not record_text:
+        raise typer.BadParameter("a candidate stands beside a provider: add --record-text", param_hint="--route")
     if record_text and api_key and not upstream_api_key:
         raise typer.BadParameter(
             "clients send the gateway's key, so the provider needs its own", param_hint="--upstream-api-key"
         )
-    plugins = Plugins()
+    plugins, candidate, upstream = Plugins(), None, upstream or []
+    if route:
+        named = _named(upstream, route)
+        candidate = _candidate(named, route, ramp, margin, patience, model, plugins)
+        upstream = [url for name, url in named.items() if name == candidate.live]
     plan = Plan(
-        upstreams=_providers(upstream or [], api_key=upstream_api_key, timeout=timeout)
+        upstreams=_providers(upstream, api_key=upstream_api_key, timeout=timeout)
         if record_text
-        else _upstreams(upstream or [], model, plugins, api_key=upstream_api_key, timeout=timeout),
+        else _upstreams(upstream, model, plugins, api_key=upstream_api_key, timeout=timeout),
         run_dir=run_dir or new_run_dir("gateway"),
         host=host,
         port=port,
@@ -99,8 +134,59 @@ def gateway(
         limits=Limits(max_calls, max_waiting, max_body * 2**20),
         dialects=plugins.registered("register_dialects"),
         text=record_text,
+        candidate=candidate,
     )
     asyncio.run(serve(plan, Output(stderr=True)))
+
+
+def _named(upstreams: list[str], route: str) -> dict[str, str]:
+    named = dict(found.groups() for upstream in upstreams if (found := NAMED.fullmatch(upstream)))
+    if len(named) != 2 or len(upstreams) != 2 or route.partition("=")[0] not in named:
+        raise typer.BadParameter(
+            "with --route pass two upstreams, --upstream live=URL of the provider and --upstream mine=URL of the candidate, and "
+            "name the candidate: --route mine=5%",
+            param_hint="--upstream",
+        )
+    return named
+
+
+def _candidate(
+    named: dict[str, str],
+    route: str,
+    ramp: str | None,
+    margin: float,
+    patience: float,
+    model: str | None,
+    plugins: Plugins,
+) -> Candidate:
+    from art_core.capture import HttpUpstream
+    from art_gateway.canary.routes import Candidate
+    from art_gateway.canary.trial import Rule
+    from art_gateway.local import LocalUpstream
+
+    name, _, share = route.partition("=")
+    url = named[name]
+    steps = tuple(read_share(step) for step in ramp.split(",")) if ramp else ()
+    first = read_share(share)
+    if list(steps) != sorted({*steps, first})[-len(steps) :] and steps:
+        raise typer.BadParameter(f"the shares must grow, from {share} on", param_hint="--ramp")
+    is_server = url.startswith(("http://", "https://"))
+    return Candidate(
+        name=name,
+        upstream=HttpUpstream(url, model, timeout=patience) if is_server else LocalUpstream(url, plugins),
+        share=first,
+        live=next(each for each in named if each != name),
+        rule=Rule((first, *steps), margin=margin) if steps else None,
+        patience=patience,
+    )
+
+
+def read_share(text: str) -> float:
+    """Return the share that a text such as ``"5%"`` means. Raises typer.BadParameter."""
+    found = SHARE.fullmatch(text.strip())
+    if found is None or float(found[1]) > 100:
+        raise typer.BadParameter(f"{text!r} isn't a share from 0% to 100%", param_hint="--route")
+    return float(found[1]) / 100
 
 
 def _providers(urls: list[str], *, api_key: str | None, timeout: float) -> list[Server]:

@@ -20,6 +20,8 @@ from art_core.store import Store
 from art_core.store.run_folder import claimed
 from art_core.types import Sampling
 from art_gateway.app import Gateway, Limits
+from art_gateway.canary.gateway import CanaryGateway
+from art_gateway.canary.routes import Candidate
 from art_gateway.routing import Pool, Server
 from art_gateway.text_gateway import TextGateway
 
@@ -46,6 +48,8 @@ class Plan:
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
     text: bool = False
     """Whether the upstreams are providers, recorded as text."""
+    candidate: Candidate | None = None
+    """What may answer in the providers' place."""
 
     @property
     def local(self) -> bool:
@@ -61,27 +65,34 @@ async def serve(plan: Plan, console: Console) -> None:
     """
     advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
     with listen(plan.host, plan.port) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
-        pool = Pool.of(plan.upstreams, plan.retries)
-        gateway = (TextGateway if plan.text else Gateway)(
-            pool,
-            store,
-            dialects=plan.dialects,
-            api_key=plan.api_key,
-            local=plan.local,
-            sampling=Sampling(temperature=plan.temperature),
-            limits=plan.limits,
-        )
+        gateway = _gateway(plan, store)
         try:
-            await pool.start()
+            for pool in gateway.pools:
+                await pool.start()
             # All that is loaded by now stays, so collections needn't visit it: 8 % less CPU per streamed call.
             gc.freeze()
             print_address(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
             await _until_stopped(gateway, plan, listener, console)
         finally:
             await gateway.abort()
-            await pool.stop()
+            for pool in gateway.pools:
+                await pool.stop()
     stopped = f"stopped; recorded {count_line(gateway)} in {plan.run_dir}"
     console.print(stopped, highlight=False, markup=False, soft_wrap=True)
+
+
+def _gateway(plan: Plan, store: Store) -> Gateway:
+    pool = Pool.of(plan.upstreams, plan.retries)
+    options = {
+        "dialects": plan.dialects,
+        "api_key": plan.api_key,
+        "local": plan.local,
+        "sampling": Sampling(temperature=plan.temperature),
+        "limits": plan.limits,
+    }
+    if plan.candidate is not None:
+        return CanaryGateway(pool, store, candidate=plan.candidate, **options)
+    return (TextGateway if plan.text else Gateway)(pool, store, **options)
 
 
 async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, console: Console) -> None:
@@ -101,7 +112,7 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    counter = asyncio.create_task(_count(gateway, console))
+    beside = [asyncio.create_task(chore) for chore in (_count(gateway, console), *gateway.chores())]
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,15 +123,17 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
             )
         await serving
     finally:
-        for task in (counter, stopped):
+        for task in (*beside, stopped):
             task.cancel()
-        await asyncio.gather(counter, stopped, *aborting, return_exceptions=True)
+        await asyncio.gather(*beside, stopped, *aborting, return_exceptions=True)
 
 
 def print_address(console: Console, plan: Plan, address: str, advice: str | None) -> None:
     """Print the gateway's address and a command to try it."""
     key = " -H 'Authorization: Bearer KEY'" if plan.api_key else ""
     upstreams = ", ".join(upstream.base_url for upstream in plan.upstreams)
+    if (candidate := plan.candidate) is not None:
+        upstreams += f", and {candidate.upstream.base_url} for {candidate.name}"
     lines = [
         f"art gateway: {address} -> {upstreams}; recording in {plan.run_dir}; try: curl {address}/rollouts/try/v1"
         f"/chat/completions{key} -H 'Content-Type: application/json' -d "

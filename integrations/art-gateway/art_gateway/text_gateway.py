@@ -6,23 +6,24 @@ import logging
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import orjson
 
 from art_core.capture import Dialect, Exchange
 from art_core.errors import UpstreamError
 from art_core.types import Call
-from art_gateway.app import COMMANDS, Gateway, Ledger
+from art_gateway.app import Gateway, Ledger
 from art_gateway.text import Conversations
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from art_core.store import Store
 
 log = logging.getLogger("art_gateway")
-OWN = COMMANDS | {"/health"}
-"""Paths that the gateway answers itself."""
+CONVERSATION = b"x-art-conversation"
+"""The header of an answer that names its conversation, if its client didn't."""
 
 
 class TextLedger(Ledger):
@@ -48,8 +49,8 @@ class TextGateway(Gateway):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         path = exchange.path
-        if path in OWN or path.startswith("/rollouts/"):
-            return await super().__call__(scope, receive, send)
+        if path in self.commands or path == "/health" or path.startswith("/rollouts/"):
+            return await self._at_rollout(scope, receive, send)
         found = self._paths.split(f"/rollouts/new{path}")
         dialect = self._dialects.get(found[1]) if found and exchange.method == "POST" else None
         exchange.dialect = dialect or exchange.dialect
@@ -66,9 +67,12 @@ class TextGateway(Gateway):
             async def again() -> Any:
                 return unread.pop() if unread else await receive()
 
-            await super().__call__(
-                {**scope, "path": f"/rollouts/{self._conversation(dialect, body)}{path}"}, again, send
-            )
+            id = self._conversation(dialect, body)
+            await self._at_rollout({**scope, "path": f"/rollouts/{id}{path}"}, again, labelled(send, id))
+
+    async def _at_rollout(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request at a rollout's address, or to the gateway itself."""
+        await super().__call__(scope, receive, send)
 
     def _conversation(self, dialect: Dialect, body: bytes) -> str:
         """Return the id of the conversation that a request continues, or of a new one."""
@@ -78,3 +82,14 @@ class TextGateway(Gateway):
             if id := self.ledger.conversations.continued(messages or []):
                 return id
         return uuid.uuid4().hex
+
+
+def labelled(send: Send, id: str) -> Send:
+    """Return ``send`` that adds the conversation's id to the head of an answer."""
+
+    async def send_labelled(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (CONVERSATION, quote(id).encode())]}
+        await send(message)
+
+    return send_labelled

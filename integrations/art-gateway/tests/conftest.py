@@ -177,8 +177,9 @@ async def gateway(folder, *urls, upstreams=None, kind=Gateway, retries=4, timeou
     with listener, Store(folder / "run.sqlite") as store:
         upstreams = upstreams or [HttpUpstream(url, timeout=timeout) for url in urls]
         pool = Pool.of(upstreams, retries, first_pause=0.01)
-        await pool.start()
         app = kind(pool, store, limits=limits or Limits(), **options)
+        for each in app.pools:
+            await each.start()
         server = http_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
@@ -186,7 +187,8 @@ async def gateway(folder, *urls, upstreams=None, kind=Gateway, retries=4, timeou
         server.should_exit = True
         await serving
         await app.abort()
-        await pool.stop()
+        for each in app.pools:
+            await each.stop()
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""The command ``art route``."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from art_core.capture import is_loopback
+from art_core.plugin_api import plural, printable
+from art_gateway.command import read_share
+
+EXAMPLE = "Examples: `art route` shows the comparison; `art route --set 25%`; `art route --rollback`"
+SECONDS = 30
+HISTORY_SHOWN = 5
+
+
+def route(
+    address: Annotated[str, typer.Argument(help="The gateway's address.")] = "http://127.0.0.1:8400",
+    share: Annotated[
+        str | None, typer.Option("--set", help="The candidate's share of the conversations from now on, such as 25%.")
+    ] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="The provider answers everything from now on.")] = False,
+    why: Annotated[str | None, typer.Option(help="The reason, which the gateway keeps.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="ART_GATEWAY_API_KEY", help="The gateway's key.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how a gateway's candidate does beside the provider, and change its share of the conversations.
+
+    A new share takes effect at once for conversations that begin; without a share, the candidate answers no call at all.
+    """
+    if rollback and share:
+        raise typer.BadParameter("--rollback is --set 0%: pass one of them", param_hint="--set")
+    change: dict[str, Any] | None = None
+    if rollback or share:
+        change = {"share": 0.0 if rollback else read_share(share or "")}
+        change |= {"why": why or ("rolled back by hand" if rollback else "set by hand")}
+    found = _ask(address.rstrip("/") + "/routes", change, api_key)
+    if json_:
+        print(json.dumps(found))  # noqa: T201 - the command's result
+        return
+    _print(found, Console())
+
+
+def _ask(url: str, change: dict[str, Any] | None, api_key: str | None) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    content = None if change is None else json.dumps(change).encode()
+    try:
+        request = urllib.request.Request(url, content, headers)
+        # A proxy of the environment can't reach this machine's own addresses.
+        own = [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname) else []
+        with urllib.request.build_opener(*own).open(request, timeout=SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        said = error.read(2000).decode(errors="replace")
+        if error.code == 404:
+            said = "it has no candidate; start it with --record-text and --route"
+        raise typer.BadParameter(f"the gateway at {url} answers {error.code}: {said}") from error
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"no gateway answers at {url}: {error}; pass its address") from error
+
+
+def _print(found: dict[str, Any], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+    candidate, live, trial = found["candidate"], found["live"], found["trial"]
+    say(f"{candidate} answers {100 * found['share']:.4g} % of the conversations, {live} the others")
+    table = Table("since the last change", live, candidate)
+    sides = [trial["scores"][side] for side in ("live", "candidate")]
+    table.add_row("conversations with a score", *(str(side["count"]) for side in sides))
+    table.add_row("mean score", *(_number(side["mean"], ".3f") for side in sides))
+    seconds = [found["seconds"][name] for name in (live, candidate)]
+    for quantile in ("p50", "p95"):
+        table.add_row(f"seconds per call, {quantile}", *(_number(side[quantile], ".2f") for side in seconds))
+    console.print(table)
+    say(_bounds(f"score of {candidate} less that of {live}", trial["all"]["difference"], "+.3f", "pair"))
+    say(_bounds(f"failed calls of {candidate}", trial["all"]["failures"], ".1%", "call"))
+    for change in found["history"][-HISTORY_SHOWN:]:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
+        say(f"{at}  {change['candidate']}: {100 * change['share']:.4g} %, because {change['why']}")
+    if found["next"] is not None and found["share"]:
+        say(f"next: {100 * found['next']:.4g} %, once the scores show that it is good enough")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _bounds(what: str, it: dict[str, Any], form: str, each: str) -> str:
+    if not it["count"]:
+        return f"{what}: not known yet"
+    value, lower, upper = (format(it[name], form) for name in ("mean", "lower", "upper"))
+    return f"{what}: {value}, between {lower} and {upper} ({plural(it['count'], each)}; bounds that hold at all times)"

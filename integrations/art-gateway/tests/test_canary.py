@@ -1,0 +1,219 @@
+"""A candidate beside the provider: which conversations it answers, what happens when it fails, and when its share changes."""
+
+import asyncio
+import random
+
+import anthropic
+import openai
+import pytest
+
+import art_core as art
+from art_core.capture import HttpUpstream
+from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider, scripted_reply
+from art_gateway import dialects
+from art_gateway.canary.gateway import CanaryGateway
+from art_gateway.canary.routes import Candidate
+from art_gateway.canary.trial import Rule
+from art_gateway.text import TextUpstream
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def provider():
+    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
+        yield running
+
+
+@pytest.fixture
+def canary(start, provider, upstream):
+    """``async with canary(share) as desk``: the provider, and ``upstream``, which repeats what it is told, as the candidate."""
+
+    def canary(share, rule=None, **options):
+        mine = HttpUpstream(upstream.url, timeout=60.0)
+        candidate = Candidate("mine", mine, share, rule=rule, patience=options.pop("patience", 60.0))
+        return start(
+            upstreams=[TextUpstream(provider.base_url)], dialects=dialects(), kind=CanaryGateway, candidate=candidate, **options
+        )  # fmt: skip
+
+    return canary
+
+
+async def say(desk, text, *, path="", before=(), **settings):
+    """Return (status, answer, conversation)."""
+    body = {"model": "gpt-x", "messages": [*before, user(text)], **settings}
+    async with desk.client.post(f"{desk.url}{path}/v1/chat/completions", json=body) as response:
+        answer = await (response.text() if settings.get("stream") else response.json())
+        return response.status, answer, response.headers.get("x-art-conversation")
+
+
+def said(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+async def test_the_share_decides_who_answers_and_both_are_recorded(canary, tmp_path):
+    async with canary(0.5) as desk:
+        for number in range(40):
+            status, _, conversation = await say(desk, f"Please do task-{number:03}.")
+            assert status == 200 and conversation
+        splits = {rollout.rollout_id: rollout.split for rollout in desk.store.rollouts()}
+    mine, live = art.load_trajectories(tmp_path, split="mine"), art.load_trajectories(tmp_path, split="live")
+    assert 8 <= len(mine) <= 32 and len(mine) + len(live) == 40 == len(splits)
+    assert all(run.calls[0].prompt_ids and run.calls[0].response["content"].startswith("Please") for run in mine)
+    assert all(not run.calls[0].prompt_ids and run.calls[0].response["content"].startswith("answer") for run in live)
+
+
+@pytest.mark.parametrize(("share", "answered"), [(0.0, "answer to task-001"), (1.0, "Please do task-001.")])
+async def test_clients_of_every_dialect_are_answered_by_either(canary, share, answered):
+    def talk(url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="k")
+        messages = [user("Please do task-001.")]
+        yield client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+        chunks = client.chat.completions.create(model="m", messages=messages, stream=True)
+        yield "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        yield client.responses.create(model="m", input="Please do task-001.").output_text
+        claude = anthropic.Anthropic(base_url=url, api_key="k")
+        yield claude.messages.create(model="m", max_tokens=99, messages=messages).content[0].text
+
+    async with canary(share) as desk:
+        assert await asyncio.to_thread(lambda: list(talk(desk.url))) == [answered] * 4
+
+
+async def test_a_conversation_stays_where_it_began(canary):
+    async with canary(1.0) as desk:
+        _, answer, first = await say(desk, "Please do task-001.")
+        desk.gateway.routes.change(0.001, "less")
+        before = [user("Please do task-001."), {"role": "assistant", "content": said(answer)}]
+        _, answer, second = await say(desk, "And task-002?", before=before)
+        assert first == second and said(answer) == "And task-002?"
+        assert said((await say(desk, "Please do task-003."))[1]) == "answer to task-003"
+
+
+async def test_without_a_share_the_candidate_answers_nothing_more_even_of_its_conversations(canary):
+    async with canary(1.0) as desk:
+        assert said((await say(desk, "Please do task-001.", path="/rollouts/a"))[1]) == "Please do task-001."
+        status, _ = await desk.order("POST", "/routes", {"share": 0})
+        assert status == 200
+        assert said((await say(desk, "Please do task-002.", path="/rollouts/a"))[1]) == "answer to task-002"
+        [rollout] = desk.store.rollouts()
+        assert rollout.split == "mine" and len(desk.of("a")) == 2
+
+
+@pytest.mark.parametrize("fault", [500, 429, "reset", "half", "not json", "no ids", "hang"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whatever_befalls_the_candidate_the_provider_answers(canary, upstream, fault, stream):
+    upstream.faults.append(fault)
+    async with canary(1.0, patience=0.3) as desk:
+        status, answer, _ = await say(desk, "Please do task-001.", path="/rollouts/a", stream=stream)
+        assert status == 200
+        if (fault, stream) == ("half", True):  # what the client has can't be taken back
+            assert "error" in answer
+        else:
+            assert "task-001" in answer if stream else said(answer) == "answer to task-001"
+        assert desk.gateway.routes.trial.all.failures.mean == 1.0
+        assert [call.finish_reason for call in desk.of("a") if not call.prompt_ids] == ["stop"] * (
+            (fault, stream) != ("half", True)
+        )
+
+
+async def test_what_both_refuse_is_not_the_candidates_failure(canary, upstream):
+    upstream.faults.append(500)
+    async with canary(1.0) as desk:
+        status, _, _ = await say(desk, "Please do refused-000.")
+        assert status == 400 and desk.gateway.routes.trial.all.failures.count == 0
+
+
+async def test_a_candidate_that_is_down_is_left_alone_for_a_while(canary, upstream):
+    async with canary(1.0) as desk:
+        await upstream.stop()
+        for number in range(20):
+            assert said((await say(desk, f"Please do task-{number:03}."))[1]) == f"answer to task-{number:03}"
+        assert desk.gateway.routes.trial.all.failures.count < 5
+
+
+async def test_feedback_scores_a_conversation_by_the_name_in_its_answers_header(canary):
+    async with canary(1.0) as desk:
+        _, _, conversation = await say(desk, "Please do task-001.")
+        feedback = {"conversation": conversation, "score": 0.25, "metrics": {"thumbs": 1}}
+        assert (await desk.order("POST", "/feedback", feedback))[0] == 200
+        [score] = desk.store.scores(conversation)
+        assert (score.reward, score.metrics, score.by) == (0.25, {"thumbs": 1}, "feedback")
+        for wrong in ({"conversation": conversation, "score": 2}, {"score": 1}, {"conversation": 1, "score": 1}, []):
+            assert (await desk.order("POST", "/feedback", wrong))[0] == 400
+        assert (await desk.order("POST", "/feedback", {"conversation": "unknown", "score": 1}))[0] == 404
+
+
+async def converse(desk, count, *, quality, name):
+    """Let ``count`` new conversations be answered and scored; ``quality``: mean score of each side."""
+    for number in range(count):
+        conversation = f"{name}-{number}"
+        assert (await say(desk, "Please do task-001.", path=f"/rollouts/{conversation}"))[0] == 200
+        score = float(random.Random(conversation).random() < quality[desk.gateway.routes.answerer(conversation)])
+        assert (await desk.order("POST", "/feedback", {"conversation": conversation, "score": score}))[0] == 200
+        if not number % 20:
+            await desk.gateway.routes.update()
+
+
+RULE = Rule(ramp=(0.5, 0.8), margin=0.3, failures=0.2, block=50)
+
+
+async def test_a_candidate_that_is_as_good_gets_a_larger_share_and_one_that_turned_bad_none(canary, tmp_path):
+    async with canary(0.5, RULE) as desk:
+        await converse(desk, 500, quality={"mine": 0.8, "live": 0.8}, name="good")
+        assert desk.gateway.routes.share == 0.8
+        await converse(desk, 300, quality={"mine": 0.2, "live": 0.8}, name="bad")
+        assert desk.gateway.routes.share == 0
+        _, found = await desk.order("GET", "/routes")
+        assert [round(it["share"], 2) for it in found["history"]] == [0.5, 0.8, 0.0]
+        assert (
+            "lower by less than" in found["history"][1]["why"] and "its scores are lower" in found["history"][2]["why"]
+        )
+    async with canary(0.5, RULE) as desk:
+        assert desk.gateway.routes.share == 0
+        assert said((await say(desk, "Please do task-003."))[1]) == "answer to task-003"
+
+
+async def test_a_candidate_that_often_fails_loses_its_share(canary, upstream):
+    async with canary(1.0, RULE) as desk:
+        for number in range(60):
+            upstream.faults.append(500)
+            assert (await say(desk, f"Please do task-{number:03}."))[0] == 200
+        assert (
+            desk.gateway.routes.share == 0
+            and "of its calls fail" in desk.gateway.routes.as_json()["history"][-1]["why"]
+        )
+
+
+async def test_a_restart_continues_the_trial(canary, upstream):
+    async with canary(0.5, Rule((0.5,))) as desk:
+        await converse(desk, 30, quality={"mine": 1, "live": 0.5}, name="a")
+        upstream.faults.extend([500] * 3)
+        await converse(desk, 20, quality={"mine": 1, "live": 0.5}, name="b")
+        await desk.gateway.routes.update()
+        before = desk.gateway.routes.trial.as_json()
+        sides = {f"a-{number}": desk.gateway.routes.answerer(f"a-{number}") for number in range(30)}
+    async with canary(0.1, Rule((0.5,))) as desk:
+        await desk.gateway.routes.update()
+        after = desk.gateway.routes.trial.as_json()
+        assert desk.gateway.routes.share == 0.5
+        assert {name: desk.gateway.routes.answerer(name) for name in sides} == sides
+    assert after["scores"] == before["scores"]
+    for evidence in ("all", "newest"):
+        assert after[evidence]["difference"] == before[evidence]["difference"]
+        counted = [it[evidence]["failures"] for it in (before, after)]
+        assert [counted[1][name] for name in ("count", "mean")] == [counted[0][name] for name in ("count", "mean")]
+
+
+async def test_a_candidate_under_another_name_starts_anew(start, provider, upstream):
+    def canary(name):
+        candidate = Candidate(name, HttpUpstream(upstream.url), 0.25)
+        upstreams = [TextUpstream(provider.base_url)]
+        return start(upstreams=upstreams, dialects=dialects(), kind=CanaryGateway, candidate=candidate)
+
+    async with canary("first") as desk:
+        desk.gateway.routes.change(0.0, "bad")
+    async with canary("second") as desk:
+        assert desk.gateway.routes.share == 0.25
