@@ -114,7 +114,8 @@ class Load:
                 remaining[0] -= turns
                 for _ in range(turns):
                     start = time.perf_counter()
-                    failed[0] += not await exchange(reader, writer, path, side.key, body)
+                    answered = await exchange(reader, writer, path, side.key, body)
+                    failed[0] += not answered
                     times.append(time.perf_counter() - start)
             writer.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -27,6 +28,8 @@ from art_gateway.text_gateway import TextGateway
 
 log = logging.getLogger("art_gateway")
 
+FIRST_PASSED = 3
+"""The number of the first file that systemd passes."""
 SPARE_FILES = 64
 """Open files besides the connections: the store, the listener, loaded libraries."""
 
@@ -64,7 +67,8 @@ async def serve(plan: Plan, console: Console) -> None:
     can't be written.
     """
     advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
-    with listen(plan.host, plan.port) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
+    listening = socket.socket(fileno=FIRST_PASSED) if is_passed_socket() else listen(plan.host, plan.port)
+    with listening as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
         gateway = _gateway(plan, store)
         try:
             for pool in gateway.pools:
@@ -79,6 +83,14 @@ async def serve(plan: Plan, console: Console) -> None:
                 await pool.stop()
     stopped = f"stopped; recorded {count_line(gateway)} in {plan.run_dir}"
     console.print(stopped, highlight=False, markup=False, soft_wrap=True)
+
+
+def is_passed_socket() -> bool:
+    """Whether systemd passes the listening socket (sd_listen_fds(3)).
+
+    Who connects to it while the gateway restarts waits for the new process.
+    """
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1"
 
 
 def _gateway(plan: Plan, store: Store) -> Gateway:
@@ -106,7 +118,8 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
         if stop.is_set() or gateway.gate.paused:
             # Calls held by a pause would never finish.
             aborting.append(loop.create_task(gateway.abort()))
-        gateway.stopping = True
+        # Behind a passed socket, what comes before the server has closed its connections is answered: clients never notice.
+        gateway.stopping = not is_passed_socket()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
