@@ -120,6 +120,8 @@ class Client:
                         self.failed += not answered
                         break
                     except (OSError, asyncio.IncompleteReadError):
+                        if connection is not None:
+                            connection[1].close()
                         connection = None
                         self.sent_again += attempt < RETRIES
                         self.failed += attempt == RETRIES

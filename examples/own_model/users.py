@@ -1,15 +1,49 @@
-"""What users ask the agent in a week: 300 questions, many of them more than once."""
+"""What users ask the agent in a week: 300 questions, many of them more than once, and from the second week on of new projects.
 
+python examples/own_model/users.py [--week 2] [--feedback http://127.0.0.1:8400]
+
+With ``--feedback`` each question is a conversation of its own at that gateway, and its user says whether the answer was right.
+"""
+
+import argparse
+import json
+import os
 import random
+import urllib.request
+import uuid
 
 from app import agent
 
 PROJECTS = "Falcon Orion Apollo Titan Nova Atlas Comet Phoenix Zephyr Delta Pine Quail Robin Sable Tulip"
+NEW_PROJECTS = "Cobalt Ember Nimbus Onyx Raven Willow"
 KINDS = "budget launch audit review contract invoice survey inspection"
 
+
+def question(random_: random.Random, week: int) -> str:
+    projects = PROJECTS if week == 1 else f"{PROJECTS} {NEW_PROJECTS}"
+    asked = f"What is the cost for the {random_.choice(projects.split())} {random_.choice(KINDS.split())}?"
+    return random_.choice([asked, asked, f"  {asked}"])
+
+
+def with_feedback(asked: str, gateway: str) -> None:
+    conversation = f"user-{uuid.uuid4().hex}"
+    os.environ["OPENAI_BASE_URL"] = f"{gateway}/rollouts/{conversation}/v1"
+    right = set(agent(asked)) == set(asked.rstrip("?").split()[-2:])
+    body = json.dumps({"conversation": conversation, "score": float(right)}).encode()
+    urllib.request.urlopen(f"{gateway}/feedback", body).close()
+
+
 if __name__ == "__main__":
-    random_ = random.Random(0)
-    for _ in range(300):
-        question = f"What is the cost for the {random_.choice(PROJECTS.split())} {random_.choice(KINDS.split())}?"
-        agent(random_.choice([question, question, f"  {question}"]))
-    print("300 questions answered")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--week", type=int, default=1)
+    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--feedback", metavar="GATEWAY")
+    options = parser.parse_args()
+    random_ = random.Random(options.week - 1)
+    for _ in range(options.questions):
+        asked = question(random_, options.week)
+        if options.feedback:
+            with_feedback(asked, options.feedback)
+        else:
+            agent(asked)
+    print(f"{options.questions} questions answered")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from art_core import TrainConfig
 from art_core.capture import FixedVersion
 from art_core.plugin_api import Plugins, model_folder
-from art_core.types import JsonDict
+from art_core.store import recorded_settings
+from art_core.store.run_folder import checkpoint_step, last_checkpoint
+from art_core.types import JsonDict, Weights
+
+FORMATS = ("tool_parser", "tool_format", "reasoning_parser", "max_context", "max_tokens")
+"""Settings of a run that its model is served with."""
 
 
 class LocalUpstream(FixedVersion):
-    """Answers with ``model``: ``"tiny"``, a folder with a Hugging Face causal LM (such as a run's checkpoint), or a hub name.
+    """Answers with ``model``: ``"tiny"``, a causal LM's folder, a hub name, or a run folder (its last checkpoint).
 
     Raises ConfigError if the folder doesn't exist; ``start`` raises it if the folder has no causal LM.
     """
@@ -17,8 +24,23 @@ class LocalUpstream(FixedVersion):
     def __init__(self, model: str, plugins: Plugins) -> None:
         self.base_url = f"the embedded engine with {model}"
         self._model = model
+        begun = recorded_settings(model)
+        newest = last_checkpoint(Path(model).expanduser())
+        whole = newest is not None and (newest / "config.json").is_file()
+        served = str(newest) if whole else begun.get("model") or model
+        self._adapter = Weights(checkpoint_step(newest), newest / "adapter") if newest and not whole else None
+        formats = {
+            name: value for name, value in begun.get("config", {}).items() if name in FORMATS and value is not None
+        }
         factory = plugins.choose("register_engines", "embedded")
-        super().__init__(factory(model_folder(model), TrainConfig(model=model)), 0)
+        engine = factory(model_folder(served), TrainConfig(model=served, **formats))
+        super().__init__(engine, checkpoint_step(newest) if newest else 0)
+
+    async def start(self) -> None:
+        """Load the model."""
+        await super().start()
+        if self._adapter is not None:
+            await self._engine.load(self._adapter)
 
     async def models(self) -> JsonDict:
         """Return the model as OpenAI's list of models."""
