@@ -175,8 +175,12 @@ class Gateway:
 
     @property
     def pools(self) -> Sequence[Pool]:
-        """All upstreams, to be started before the gateway and stopped after it."""
+        """All upstreams, to be started before the gateway and stopped after it; those of the policy last."""
         return (self.pool,)
+
+    def notes(self) -> Sequence[str]:
+        """Return what is to be said when the gateway starts."""
+        return ()
 
     def chores(self) -> Sequence[Coroutine[Any, Any, None]]:
         """Return what runs beside the gateway until it stops."""
@@ -269,6 +273,7 @@ class Gateway:
         content = await exchange.body(MAX_COMMAND_BYTES)
         if path == FEEDBACK:
             self.ledger.add_feedback(*read_feedback(content))
+            await asyncio.wrap_future(self.ledger.saved())
             return self.status()
         body = read_command(content)
         if path == FINISH:
@@ -276,7 +281,7 @@ class Gateway:
         elif path == "/pause":
             await self.gate.pause()
         else:
-            for backend in self.pool.backends:
+            for backend in self.pools[-1].backends:
                 backend.upstream.policy_version = body.get("policy_version", backend.upstream.policy_version)
             await self.gate.resume()
         return self.status()

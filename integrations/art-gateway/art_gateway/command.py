@@ -12,12 +12,13 @@ import typer
 if TYPE_CHECKING:
     from art_core.plugin_api import Plugins
     from art_gateway.canary.routes import Candidate
+    from art_gateway.canary.trial import Rule
     from art_gateway.routing import Server
 
 EXAMPLE = (
     "Examples: `art gateway --upstream http://127.0.0.1:8000/v1 --port 8400 --run-dir runs/recorded`; without a server: "
     "`art gateway --model tiny`; a candidate beside a provider: `art gateway --record-text --upstream "
-    "live=https://api.openai.com/v1 --upstream mine=http://127.0.0.1:8000/v1 --route mine=5%`"
+    "live=https://api.openai.com/v1 --upstream mine=http://127.0.0.1:8000/v1 --model my-model --route mine=5%`"
 )
 NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
 SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
@@ -43,7 +44,13 @@ def gateway(
         typer.Option(envvar="ART_GATEWAY_API_KEY", help="Key that clients must send; default: any is accepted."),
     ] = None,
     upstream_api_key: Annotated[
-        str | None, typer.Option(envvar="ART_UPSTREAM_API_KEY", help="Key to send to the upstreams.")
+        str | None,
+        typer.Option(
+            envvar="ART_UPSTREAM_API_KEY", help="Key to send to the upstreams; with --route, to the provider."
+        ),
+    ] = None,
+    candidate_api_key: Annotated[
+        str | None, typer.Option(envvar="ART_CANDIDATE_API_KEY", help="Key to send to the candidate of --route.")
     ] = None,
     model: Annotated[
         str | None,
@@ -75,8 +82,8 @@ def gateway(
     route: Annotated[
         str | None,
         typer.Option(
-            help="NAME=SHARE: that upstream answers this share of the conversations, such as mine=5%, and the provider all "
-            "others and whatever it fails to answer. Change it with `art route`."
+            help="NAME=SHARE, such as mine=5%: this upstream answers that share of the conversations. The other one, the "
+            "provider, answers the rest, and whatever the candidate cannot. Change the share with `art route`."
         ),
     ] = None,
     ramp: Annotated[
@@ -90,8 +97,11 @@ def gateway(
         float, typer.Option(min=0, max=1, help="How much lower the candidate's mean score may be for --ramp.")
     ] = 0.05,
     patience: Annotated[
-        float, typer.Option(min=0.1, help="Seconds until the provider answers in place of a candidate that doesn't.")
-    ] = 60.0,
+        float,
+        typer.Option(
+            min=0.1, help="Seconds until the provider answers in the candidate's place; less than clients wait."
+        ),
+    ] = 30.0,
     drain: Annotated[int, typer.Option(min=0, help="Seconds for calls in flight to finish after Ctrl-C.")] = 60,
 ) -> None:
     """Record the calls of any agent, in any language, that uses /rollouts/NAME/v1 as its base URL.
@@ -118,7 +128,8 @@ def gateway(
     plugins, candidate, upstream = Plugins(), None, upstream or []
     if route:
         named = _named(upstream, route)
-        candidate = _candidate(named, route, ramp, margin, patience, model, plugins)
+        rule = _rule(route, ramp, margin)
+        candidate = _candidate(named, route, rule, model, candidate_api_key, patience, plugins)
         upstream = [url for name, url in named.items() if name == candidate.live]
     plan = Plan(
         upstreams=_providers(upstream, api_key=upstream_api_key, timeout=timeout)
@@ -150,42 +161,49 @@ def _named(upstreams: list[str], route: str) -> dict[str, str]:
     return named
 
 
+def _rule(route: str, ramp: str | None, margin: float) -> Rule | None:
+    from art_gateway.canary.trial import Rule
+
+    if not ramp:
+        return None
+    shares = [read_share(route.partition("=")[2], "--route"), *(read_share(step, "--ramp") for step in ramp.split(","))]
+    if shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1:
+        raise typer.BadParameter(
+            f"the shares must grow, from {route} on, and stay between 0% and 100%: the provider's scores are needed",
+            param_hint="--ramp",
+        )
+    return Rule(tuple(shares), margin=margin)
+
+
 def _candidate(
     named: dict[str, str],
     route: str,
-    ramp: str | None,
-    margin: float,
-    patience: float,
+    rule: Rule | None,
     model: str | None,
+    api_key: str | None,
+    patience: float,
     plugins: Plugins,
 ) -> Candidate:
-    from art_core.capture import HttpUpstream
     from art_gateway.canary.routes import Candidate
-    from art_gateway.canary.trial import Rule
-    from art_gateway.local import LocalUpstream
 
     name, _, share = route.partition("=")
-    url = named[name]
-    steps = tuple(read_share(step) for step in ramp.split(",")) if ramp else ()
-    first = read_share(share)
-    if list(steps) != sorted({*steps, first})[-len(steps) :] and steps:
-        raise typer.BadParameter(f"the shares must grow, from {share} on", param_hint="--ramp")
-    is_server = url.startswith(("http://", "https://"))
-    return Candidate(
-        name=name,
-        upstream=HttpUpstream(url, model, timeout=patience) if is_server else LocalUpstream(url, plugins),
-        share=first,
-        live=next(each for each in named if each != name),
-        rule=Rule((first, *steps), margin=margin) if steps else None,
-        patience=patience,
-    )
+    url, live = named[name], next(each for each in named if each != name)
+    if url.startswith(("http://", "https://")):
+        [upstream] = _upstreams([url], model, plugins, api_key=api_key, timeout=patience)
+    elif model or api_key:
+        raise typer.BadParameter(
+            f"{url} is served here, so it needs no --model and no --candidate-api-key", param_hint="--upstream"
+        )
+    else:
+        [upstream] = _upstreams([], url, plugins, api_key=None, timeout=patience)
+    return Candidate(name, upstream, read_share(share, "--route"), live, rule, patience, model)
 
 
-def read_share(text: str) -> float:
-    """Return the share that a text such as ``"5%"`` means. Raises typer.BadParameter."""
+def read_share(text: str, option: str) -> float:
+    """Return the share that a text such as ``"5%"`` means. Raises typer.BadParameter, which names ``option``."""
     found = SHARE.fullmatch(text.strip())
     if found is None or float(found[1]) > 100:
-        raise typer.BadParameter(f"{text!r} isn't a share from 0% to 100%", param_hint="--route")
+        raise typer.BadParameter(f"{text!r} isn't a share from 0% to 100%", param_hint=option)
     return float(found[1]) / 100
 
 

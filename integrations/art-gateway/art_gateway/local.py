@@ -6,6 +6,7 @@ from pathlib import Path
 
 from art_core import TrainConfig
 from art_core.capture import FixedVersion
+from art_core.errors import ConfigError
 from art_core.plugin_api import Plugins, model_folder
 from art_core.store import recorded_settings
 from art_core.store.run_folder import checkpoint_step, last_checkpoint
@@ -18,14 +19,17 @@ FORMATS = ("tool_parser", "tool_format", "reasoning_parser", "max_context", "max
 class LocalUpstream(FixedVersion):
     """Answers with ``model``: ``"tiny"``, a causal LM's folder, a hub name, or a run folder (its last checkpoint).
 
-    Raises ConfigError if the folder doesn't exist; ``start`` raises it if the folder has no causal LM.
+    Raises ConfigError if the folder doesn't exist or is a run folder without a checkpoint; ``start`` raises it if the folder
+    has no causal LM.
     """
 
     def __init__(self, model: str, plugins: Plugins) -> None:
-        self.base_url = f"the embedded engine with {model}"
         self._model = model
         begun = recorded_settings(model)
         newest = last_checkpoint(Path(model).expanduser())
+        if begun and newest is None:
+            raise ConfigError(f"{model} is a run folder without a checkpoint; wait for its first step, or pass a model")
+        self.base_url = f"the embedded engine with {newest or model}"
         whole = newest is not None and (newest / "config.json").is_file()
         served = str(newest) if whole else begun.get("model") or model
         self._adapter = Weights(checkpoint_step(newest), newest / "adapter") if newest and not whole else None

@@ -71,14 +71,15 @@ class Backend:
             yield
         except UpstreamError as error:
             if is_down(error):
-                self._rest(error)
+                self.rest(error)
             raise
         else:
             self.failures = 0
         finally:
             self.inside -= 1
 
-    def _rest(self, error: UpstreamError) -> None:
+    def rest(self, error: Exception) -> None:
+        """Leave it alone for a while, longer after each failure."""
         if not self.up:
             # Calls in flight together fail together: count one failure.
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import gc
 import logging
@@ -17,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from art_core.capture import Dialect, address_of, http_server, is_loopback, listen
+from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.store.run_folder import claimed
 from art_core.types import Sampling
@@ -67,8 +69,8 @@ async def serve(plan: Plan, console: Console) -> None:
     can't be written.
     """
     advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
-    listening = socket.socket(fileno=FIRST_PASSED) if is_passed_socket() else listen(plan.host, plan.port)
-    with listening as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
+    with _listener(plan) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
+        plan = dataclasses.replace(plan, host=listener.getsockname()[0])
         gateway = _gateway(plan, store)
         try:
             for pool in gateway.pools:
@@ -76,6 +78,8 @@ async def serve(plan: Plan, console: Console) -> None:
             # All that is loaded by now stays, so collections needn't visit it: 8 % less CPU per streamed call.
             gc.freeze()
             print_address(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
+            for line in gateway.notes():
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
             await _until_stopped(gateway, plan, listener, console)
         finally:
             await gateway.abort()
@@ -85,10 +89,21 @@ async def serve(plan: Plan, console: Console) -> None:
     console.print(stopped, highlight=False, markup=False, soft_wrap=True)
 
 
+def _listener(plan: Plan) -> socket.socket:
+    if not is_passed_socket():
+        return listen(plan.host, plan.port)
+    passed = socket.socket(fileno=FIRST_PASSED)
+    if passed.family not in (socket.AF_INET, socket.AF_INET6) or passed.type != socket.SOCK_STREAM:
+        raise ConfigError(
+            "the socket that was passed isn't a TCP socket; in the .socket unit write ListenStream=ADDRESS:PORT"
+        )
+    return passed
+
+
 def is_passed_socket() -> bool:
     """Whether systemd passes the listening socket (sd_listen_fds(3)).
 
-    Who connects to it while the gateway restarts waits for the new process.
+    Clients that connect while the gateway restarts wait for the new process.
     """
     return os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1"
 

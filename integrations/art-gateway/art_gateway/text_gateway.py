@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_gateway")
 CONVERSATION = b"x-art-conversation"
 """The header of an answer that names its conversation, if its client didn't."""
+ASCII = "".join(map(chr, range(32, 127)))
+"""What need not be percent-encoded in a header."""
 
 
 class TextLedger(Ledger):
@@ -89,7 +91,7 @@ def labelled(send: Send, id: str) -> Send:
 
     async def send_labelled(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (CONVERSATION, quote(id).encode())]}
+            message = {**message, "headers": [*message["headers"], (CONVERSATION, quote(id, safe=ASCII).encode())]}
         await send(message)
 
     return send_labelled

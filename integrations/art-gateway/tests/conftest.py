@@ -189,6 +189,7 @@ async def gateway(folder, *urls, upstreams=None, kind=Gateway, retries=4, timeou
         await app.abort()
         for each in app.pools:
             await each.stop()
+        await asyncio.sleep(0)  # connections close in the loop's next turn
 
 
 @pytest.fixture

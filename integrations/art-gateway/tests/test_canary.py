@@ -69,14 +69,14 @@ async def test_the_share_decides_who_answers_and_both_are_recorded(canary, tmp_p
 @pytest.mark.parametrize(("share", "answered"), [(0.0, "answer to task-001"), (1.0, "Please do task-001.")])
 async def test_clients_of_every_dialect_are_answered_by_either(canary, share, answered):
     def talk(url):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="k")
         messages = [user("Please do task-001.")]
-        yield client.chat.completions.create(model="m", messages=messages).choices[0].message.content
-        chunks = client.chat.completions.create(model="m", messages=messages, stream=True)
-        yield "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        yield client.responses.create(model="m", input="Please do task-001.").output_text
-        claude = anthropic.Anthropic(base_url=url, api_key="k")
-        yield claude.messages.create(model="m", max_tokens=99, messages=messages).content[0].text
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="k") as client:
+            yield client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+            chunks = client.chat.completions.create(model="m", messages=messages, stream=True)
+            yield "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            yield client.responses.create(model="m", input="Please do task-001.").output_text
+        with anthropic.Anthropic(base_url=url, api_key="k") as client:
+            yield client.messages.create(model="m", max_tokens=99, messages=messages).content[0].text
 
     async with canary(share) as desk:
         assert await asyncio.to_thread(lambda: list(talk(desk.url))) == [answered] * 4
@@ -117,6 +117,39 @@ async def test_whatever_befalls_the_candidate_the_provider_answers(canary, upstr
         assert [call.finish_reason for call in desk.of("a") if not call.prompt_ids] == ["stop"] * (
             (fault, stream) != ("half", True)
         )
+
+
+async def test_calls_that_fail_together_because_the_candidate_is_down_are_one_failure(canary, upstream, until):
+    upstream.faults.extend(["hang"] * 5)
+    async with canary(1.0, patience=0.3) as desk:
+        said_ = await asyncio.gather(
+            *(say(desk, "Please do task-001.", path=f"/rollouts/{number}") for number in range(5))
+        )
+        assert [said(answer) for _, answer, _ in said_] == ["answer to task-001"] * 5
+        trial = desk.gateway.routes.trial
+        assert (trial.all.failures.count, trial.missed) == (1, 5)
+
+
+async def test_what_the_candidate_cannot_read_the_provider_answers(start, upstream, another_upstream):
+    async with another_upstream() as live:
+        candidate = Candidate("mine", HttpUpstream(upstream.url), 1.0)
+        async with start(upstreams=[TextUpstream(live.url)], kind=CanaryGateway, candidate=candidate) as desk:
+            status, answer, _ = await say(desk, "Please do task-001.", temperature="warm")
+            trial = desk.gateway.routes.trial
+        assert (status, said(answer), len(live.requests)) == (200, "Please do task-001.", 1)
+        assert (trial.all.failures.count, trial.missed) == (0, 1)
+
+
+async def test_nothing_is_asked_or_changed_without_the_gateways_key(canary, upstream):
+    async with canary(1.0, api_key="ours") as desk:
+        assert (await say(desk, "Please do task-001.", path="/rollouts/a"))[0] == 401
+        for method, path, body in (
+            ("GET", "/routes", None),
+            ("POST", "/routes", {"share": 0}),
+            ("POST", "/feedback", {}),
+        ):
+            assert (await desk.order(method, path, body))[0] == 401
+        assert not upstream.requests and desk.gateway.routes.share == 1
 
 
 async def test_what_both_refuse_is_not_the_candidates_failure(canary, upstream):

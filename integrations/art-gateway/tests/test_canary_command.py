@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import art_core as art
 import art_gateway
 from art_core.capture import HttpUpstream
+from art_core.errors import ConfigError
+from art_core.store import Store
 from art_core.testing import FakeEngine
 from art_core.testing.provider import PlainProvider, scripted_reply
 from art_gateway.canary.gateway import CanaryGateway
@@ -97,6 +99,32 @@ async def test_the_comparison_is_shown_with_what_is_known(upstream, tmp_path, st
         (["--record-text", "--route", "mine=5%", "--upstream", "live=https://a/v1"], "pass two upstreams"),
         (["--record-text", "--route", "mine=5"], "pass two upstreams"),
         (["--record-text", "--ramp", "50%"], "--ramp continues --route"),
+        (
+            [
+                "--record-text",
+                "--route",
+                "mine=5%",
+                "--upstream",
+                "live=https://a/v1",
+                "--upstream",
+                "mine=http://127.0.0.1:1",
+            ],
+            "isn't a base URL ending in /v1",
+        ),
+        (
+            [
+                "--record-text",
+                "--route",
+                "mine=5%",
+                "--upstream",
+                "live=https://a/v1",
+                "--upstream",
+                "mine=tiny",
+                "--model",
+                "m",
+            ],
+            "needs no --model",
+        ),
     ],
 )
 def test_what_is_missing_for_a_candidate_is_said(options, advice):
@@ -106,7 +134,15 @@ def test_what_is_missing_for_a_candidate_is_said(options, advice):
 
 @pytest.mark.parametrize(
     ("route", "ramp", "advice"),
-    [("mine=5", "", "isn't a share"), ("mine=500%", "", "isn't a share"), ("mine=5%", "50%,25%", "must grow")],
+    [
+        ("mine=5", "", "isn't a share"),
+        ("mine=500%", "", "isn't a share"),
+        ("mine=5%", "50%,25%", "must grow"),
+        ("mine=5%", "5%", "must grow"),
+        ("mine=0%", "5%", "must grow"),
+        ("mine=5%", "50%,100%", "must grow"),
+        ("mine=5%", "50", "isn't a share"),
+    ],
 )
 def test_a_share_that_is_none_is_refused(route, ramp, advice):
     upstreams = ["--upstream", "live=https://a/v1", "--upstream", "mine=http://127.0.0.1:1/v1"]
@@ -120,9 +156,16 @@ async def test_a_gateway_without_a_candidate_says_how_to_start_one(start):
     assert refused.exit_code == 2 and "start it with --record-text and --route" in " ".join(refused.output.split())
 
 
-def test_no_gateway_at_an_address_is_an_error():
-    refused = art_command("route", "http://127.0.0.1:1")
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://127.0.0.1:port", "nowhere"])
+def test_no_gateway_at_an_address_is_an_error(address):
+    refused = art_command("route", address)
     assert refused.exit_code == 2 and "no gateway answers" in refused.output
+
+
+def test_a_run_folder_without_a_checkpoint_is_not_served(tmp_path):
+    Store(tmp_path / "run.sqlite").close()
+    refused = art_command("gateway", "--model", str(tmp_path), "--port", "0")
+    assert isinstance(refused.exception, ConfigError) and "without a checkpoint" in str(refused.exception)
 
 
 @pytest.mark.system

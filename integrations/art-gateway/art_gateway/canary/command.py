@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -36,11 +37,11 @@ def route(
 
     A new share takes effect at once for conversations that begin; without a share, the candidate answers no call at all.
     """
-    if rollback and share:
+    if rollback and share is not None:
         raise typer.BadParameter("--rollback is --set 0%: pass one of them", param_hint="--set")
     change: dict[str, Any] | None = None
-    if rollback or share:
-        change = {"share": 0.0 if rollback else read_share(share or "")}
+    if rollback or share is not None:
+        change = {"share": 0.0 if rollback else read_share(share or "", "--set")}
         change |= {"why": why or ("rolled back by hand" if rollback else "set by hand")}
     found = _ask(address.rstrip("/") + "/routes", change, api_key)
     if json_:
@@ -57,13 +58,16 @@ def _ask(url: str, change: dict[str, Any] | None, api_key: str | None) -> dict[s
         # A proxy of the environment can't reach this machine's own addresses.
         own = [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname) else []
         with urllib.request.build_opener(*own).open(request, timeout=SECONDS) as answer:
-            return json.load(answer)
+            found = json.load(answer)
+        if "history" not in found:
+            raise ValueError("it is another server")
+        return found
     except urllib.error.HTTPError as error:
         said = error.read(2000).decode(errors="replace")
         if error.code == 404:
             said = "it has no candidate; start it with --record-text and --route"
         raise typer.BadParameter(f"the gateway at {url} answers {error.code}: {said}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         raise typer.BadParameter(f"no gateway answers at {url}: {error}; pass its address") from error
 
 
@@ -77,10 +81,10 @@ def _print(found: dict[str, Any], console: Console) -> None:
     sides = [trial["scores"][side] for side in ("live", "candidate")]
     table.add_row("conversations with a score", *(str(side["count"]) for side in sides))
     table.add_row("mean score", *(_number(side["mean"], ".3f") for side in sides))
-    seconds = [found["seconds"][name] for name in (live, candidate)]
-    for quantile in ("p50", "p95"):
-        table.add_row(f"seconds per call, {quantile}", *(_number(side[quantile], ".2f") for side in seconds))
     console.print(table)
+    for name in (live, candidate):
+        seconds = (_number(found["seconds"][name][quantile], ".2f") for quantile in ("p50", "p95"))
+        say(f"seconds per call of {name}, p50 and p95 of the newest: {', '.join(seconds)}")
     say(_bounds(f"score of {candidate} less that of {live}", trial["all"]["difference"], "+.3f", "pair"))
     say(_bounds(f"failed calls of {candidate}", trial["all"]["failures"], ".1%", "call"))
     for change in found["history"][-HISTORY_SHOWN:]:
@@ -98,4 +102,4 @@ def _bounds(what: str, it: dict[str, Any], form: str, each: str) -> str:
     if not it["count"]:
         return f"{what}: not known yet"
     value, lower, upper = (format(it[name], form) for name in ("mean", "lower", "upper"))
-    return f"{what}: {value}, between {lower} and {upper} ({plural(it['count'], each)}; bounds that hold at all times)"
+    return f"{what}: {value}, between {lower} and {upper} ({plural(it['count'], each)}; the bounds hold at all times)"

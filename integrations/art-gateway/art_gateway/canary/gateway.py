@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
 from collections import deque
 from collections.abc import Coroutine
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from art_core.capture import Exchange, Refused
-from art_core.errors import StoreError
+from art_core.capture import TIMED_OUT, Exchange, Refused
+from art_core.errors import StoreError, UpstreamError
 from art_core.types import JsonDict
 from art_gateway.app import MAX_COMMAND_BYTES, Gateway, Limits, check_id
 from art_gateway.canary.routes import Routes
-from art_gateway.routing import Pool
+from art_gateway.routing import Backend, Pool, is_down
 from art_gateway.text_gateway import TextGateway
 
 if TYPE_CHECKING:
@@ -30,8 +32,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_gateway")
 
 ROUTES = "/routes"
+FINAL = frozenset({401, 403, 408, 409, 413, 421})
+"""Statuses of refusals that the provider's side would repeat."""
 LATENCIES = 1000
 """The newest calls of each side whose seconds are kept."""
+
+
+class Outcome(Enum):
+    """What became of a request that the candidate may answer."""
+
+    DONE = auto()
+    """Answered, or refused for good."""
+    NOT_ITS_OWN = auto()
+    FAILED = auto()
+    LEFT_ALONE = auto()
+    """Its own, but it was down, or could not have answered."""
 
 
 class CanaryGateway(TextGateway):
@@ -46,11 +61,20 @@ class CanaryGateway(TextGateway):
         self._candidates = Pool.of([candidate.upstream], retries=0)
         limits = dataclasses.replace(options.pop("limits", None) or Limits(), seconds=candidate.patience)
         self._mine = Gateway(self._candidates, store, ledger=self.ledger, gate=self.gate, limits=limits, **options)
+        self._last_rest = 0.0
+        """When the candidate's last rest that was counted as a failure ends."""
         self._seconds = {name: deque[float](maxlen=LATENCIES) for name in (candidate.name, candidate.live)}
 
     @property
     def pools(self) -> Sequence[Pool]:
         return self.pool, self._candidates
+
+    def notes(self) -> Sequence[str]:
+        routes, wanted = self.routes, self.routes.candidate.share
+        said = f"{routes.candidate.name} answers {100 * routes.share:.4g} % of the conversations"
+        if routes.share != wanted:
+            said += f", as the run folder says (--route: {100 * wanted:.4g} %); change it with art route --set"
+        return (said,)
 
     def chores(self) -> Sequence[Coroutine[Any, Any, None]]:
         return [self.routes.follow()]
@@ -63,44 +87,67 @@ class CanaryGateway(TextGateway):
         rollout_id, path = self._split(scope["path"])
         if not rollout_id or scope["method"] != "POST" or path not in self._dialects:
             return await super()._at_rollout(scope, receive, send)
-        began = time.monotonic()
-        # A candidate that rests after a failure is not asked, and not blamed.
-        asked = self.routes.candidate_answers(rollout_id) and self._candidates.backends[0].up
-        if asked:
-            request = _Request(receive)
-            if await self._ask_candidate(scope, request.receive, send):
-                return
-            receive = request.again()
+        began, request = time.monotonic(), _Request(receive)
+        outcome = await self._ask_candidate(scope, request.receive, send)
+        if outcome is Outcome.DONE:
+            return
         answer = _Answer(send)
-        await super()._at_rollout(scope, receive, answer.send)
-        if answer.good and asked:
-            self.routes.answered(failed=True)
-        elif answer.good:
+        await super()._at_rollout(scope, request.again(), answer.send)
+        if not answer.good:  # the request's own fault
+            return
+        if outcome is Outcome.NOT_ITS_OWN:
             self._seconds[self.routes.candidate.live].append(time.monotonic() - began)
+        else:
+            self.routes.missed()
+        if outcome is Outcome.FAILED:
+            self.routes.answered(failed=True)
 
-    async def _ask_candidate(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Let the candidate answer, and return whether it did, or the request is refused whoever answers."""
+    async def _ask_candidate(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
+        """Let the candidate answer, if the conversation is its own."""
         exchange, began = Exchange(scope, receive, send), time.monotonic()
         rollout_id, path = self._split(scope["path"])
         exchange.dialect = self._dialects[path]
+        [backend] = self._candidates.backends
         async with exchange.answering_errors(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             self._check_page(exchange)
             self._admit(exchange)
+            if not self.routes.candidate_answers(rollout_id):
+                return Outcome.NOT_ITS_OWN
+            if not backend.up:
+                return Outcome.LEFT_ALONE
             await self.ledger.keep_up()
             try:
                 await self._mine._call(rollout_id, exchange)
-            except (Refused, StoreError):
+            except StoreError:
                 raise
             except Exception as error:  # whatever it is, the provider can still answer
+                if (isinstance(error, Refused) and error.status in FINAL) or getattr(error, "code", None) == "stopping":
+                    raise
                 log.warning("%s failed: %s: %s", self.routes.candidate.name, type(error).__name__, error)
+                outcome = self._judge(error, backend)
                 if not exchange.started:
-                    return False
-                self.routes.answered(failed=True)
+                    return outcome
+                if outcome is Outcome.FAILED:
+                    self.routes.answered(failed=True)
                 raise
-            self._seconds[self.routes.candidate.name].append(time.monotonic() - began)
-            self.routes.answered(failed=False)
-        return True
+            if exchange.finished and not exchange.dialect.counts_tokens:
+                self._seconds[self.routes.candidate.name].append(time.monotonic() - began)
+                self.routes.answered(failed=False)
+        return Outcome.DONE
+
+    def _judge(self, error: Exception, backend: Backend) -> Outcome:
+        """Return whether an error counts as a failure. Calls that fail together, because it is down, count once."""
+        status, code = getattr(error, "status", 500), getattr(error, "code", None)
+        if status == 400:  # a request that can't be translated
+            return Outcome.LEFT_ALONE
+        if code == TIMED_OUT:
+            backend.rest(error)
+        if code != TIMED_OUT and not (isinstance(error, UpstreamError) and is_down(error)):
+            return Outcome.FAILED
+        together = backend.rests_until == self._last_rest
+        self._last_rest = backend.rests_until
+        return Outcome.LEFT_ALONE if together else Outcome.FAILED
 
     async def _command(self, exchange: Exchange, rollout_id: str | None, path: str) -> JsonDict:
         if path != ROUTES:
@@ -109,6 +156,7 @@ class CanaryGateway(TextGateway):
         if exchange.method == "POST":
             share, why = read_share(await exchange.body(MAX_COMMAND_BYTES))
             self.routes.change(share, why)
+            await asyncio.wrap_future(self.ledger.saved())
         elif exchange.method != "GET":
             raise Refused("use GET /routes or POST /routes", status=405)
         return self.routes.as_json() | {"seconds": {name: _quantiles(it) for name, it in self._seconds.items()}}

@@ -1,7 +1,7 @@
 """Which conversations a candidate answers: its share of them, what its share was before, and why it changed.
 
-All of it is in the run folder, so that a restart changes nothing: the shares in the store's ``meta``, the conversations of each
-side as the splits of their rollouts, their scores where all scores are.
+All of it is in the run folder, so that a restart continues: the shares and counts of calls in the store's ``meta``, the
+conversations of each side as the splits of their rollouts, their scores where all scores are.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ FOLLOW_SECONDS = 1.0
 """How often new scores are looked for, whoever added them."""
 NEW_SCORES = """
 SELECT s.seq, s.rollout_id, r.split, s.reward FROM scores s JOIN rollouts r ON r.rollout_id = s.rollout_id
-WHERE s.seq > ? AND r.started >= ? AND r.split IN (?, ?) AND NOT s.aside AND s.reward IS NOT NULL ORDER BY s.seq
+WHERE s.seq > ? AND r.started >= ? AND r.split IN (?, ?) AND NOT s.aside AND s.reward BETWEEN 0 AND 1 AND NOT EXISTS (
+    SELECT 1 FROM scores p
+    WHERE p.rollout_id = s.rollout_id AND p.seq < s.seq AND NOT p.aside AND p.reward BETWEEN 0 AND 1
+) ORDER BY s.seq
 """
+"""A conversation's first score counts, because each may be in the trial once."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,15 @@ class Candidate:
     """The name of what answers otherwise."""
     rule: Rule | None = None
     """None: only people change the share."""
-    patience: float = 60.0
+    patience: float = 30.0
     """Seconds for its answer, or the next part of a stream, until the provider answers instead."""
+    model: str | None = None
+    """What its server calls its model."""
 
     @property
     def identity(self) -> str:
-        """What identifies it: one with another name or address starts anew."""
-        return f"{self.name} {self.upstream.base_url}"
+        """What identifies it: one with another name, address or model starts anew."""
+        return " ".join(filter(None, (self.name, self.upstream.base_url, self.model)))
 
 
 class Routes:
@@ -61,10 +67,17 @@ class Routes:
     def __init__(self, store: Store, candidate: Candidate) -> None:
         self.candidate = candidate
         self._store = store
+        self._unsaved = False
+        """Whether calls were counted since the history was last stored."""
         self._history: list[JsonDict] = store.meta(META, [])
         self._answerer: OrderedDict[str, str] = OrderedDict()
         """The newest conversations -> who answers them."""
-        if self._history and self._history[-1]["candidate"] == candidate.identity:
+        mine = "SELECT rollout_id FROM rollouts WHERE split = ? ORDER BY seq DESC LIMIT ?"
+        for (conversation,) in reversed(store.rows(mine, (candidate.name, REMEMBERED // 2))):
+            self._answerer[conversation] = candidate.name
+        self.continues = bool(self._history) and self._history[-1]["candidate"] == candidate.identity
+        """Whether its share is what it was when the last gateway of this run folder ended."""
+        if self.continues:
             self._begin_trial()
             self._restore_calls()
         else:
@@ -77,9 +90,11 @@ class Routes:
 
     def change(self, share: float, why: str) -> None:
         """Give the candidate another share from now on. The next trial counts only conversations that begin from now on."""
-        self._history.append(
-            {"at": time.time(), "share": share, "candidate": self.candidate.identity, "why": why, "failures": 0}
-        )
+        identity = self.candidate.identity
+        if self._history and (self._history[-1]["candidate"], self.share) == (identity, share):
+            return
+        counts = {"calls": 0, "failures": 0, "missed": 0}
+        self._history.append({"at": time.time(), "share": share, "candidate": identity, "why": why, **counts})
         self._save()
         log.info("%s answers %.4g %% of the conversations: %s", self.candidate.name, 100 * share, why)
         self._begin_trial()
@@ -87,7 +102,9 @@ class Routes:
     def answerer(self, conversation: str) -> str:
         """Return the name of the side that a conversation belongs to, as it did from its beginning."""
         if (name := self._answerer.get(conversation)) is None:
-            name = self._recorded(conversation) or self._drawn(conversation)
+            # Of older conversations only the candidate's are remembered.
+            known = self._store.has_rollout(conversation)
+            name = self.candidate.live if known else self._drawn(conversation)
             self._answerer[conversation] = name
             if len(self._answerer) > REMEMBERED:
                 self._answerer.popitem(last=False)
@@ -97,24 +114,24 @@ class Routes:
         """Whether the candidate answers a conversation's next call. Once it has no share, it answers none."""
         return self.answerer(conversation) == self.candidate.name and self.share > 0
 
-    def _recorded(self, conversation: str) -> str | None:
-        if not self._store.has_rollout(conversation):
-            return None
-        [(split,)] = self._store.rows("SELECT split FROM rollouts WHERE rollout_id = ?", (conversation,))
-        return split if split == self.candidate.name else self.candidate.live
-
     def _drawn(self, conversation: str) -> str:
         drawn = f"{self.candidate.name} {conversation}".encode("utf-8", "surrogatepass")
         mine = int.from_bytes(hashlib.blake2b(drawn, digest_size=8).digest()) < self.share * 2**64
         return self.candidate.name if mine else self.candidate.live
 
     def answered(self, *, failed: bool) -> None:
-        """Count a call of the candidate's, which failed if the other side then answered it."""
+        """Count a call of the candidate's, which failed if the other side had to answer it."""
+        self._history[-1]["calls"] += 1
+        self._history[-1]["failures"] += failed
         self.trial.add_call(failed=failed)
-        if failed:
-            self._history[-1]["failures"] += 1
-            self._save()
+        self._unsaved = True
         self._decide()
+
+    def missed(self) -> None:
+        """Count a call of one of the candidate's conversations that the other side answered."""
+        self._history[-1]["missed"] += 1
+        self.trial.missed += 1
+        self._unsaved = True
 
     async def follow(self) -> None:
         """Take over new scores, and do what the rule says, until cancelled."""
@@ -126,53 +143,41 @@ class Routes:
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def update(self) -> None:
-        """Take over the scores that are new, and do what the rule says.
-
-        A conversation's first score counts, because each may be in the trial once.
-        """
-        values = (self._seen, self._history[-1]["at"], self.candidate.name, self.candidate.live)
-        for seq, conversation, split, reward in await asyncio.to_thread(self._store.rows, NEW_SCORES, values):
-            self._seen = seq
-            if conversation in self._scored or not 0 <= reward <= 1:
-                continue
-            self._scored.add(conversation)
-            self.trial.add_score(reward, candidate=split == self.candidate.name)
-            if self._decide():
+        """Take over the scores that are new, and do what the rule says."""
+        if self._unsaved:
+            self._save()
+        trial, values = self.trial, (self._seen, self._history[-1]["at"], self.candidate.name, self.candidate.live)
+        for seq, _, split, reward in await asyncio.to_thread(self._store.rows, NEW_SCORES, values):
+            if self.trial is not trial:  # the share changed meanwhile
                 return
+            self._seen = seq
+            self.trial.add_score(reward, candidate=split == self.candidate.name)
+            self._decide()
 
-    def _decide(self) -> bool:
-        """Do what the rule says, and return whether that changed the share."""
+    def _decide(self) -> None:
         rule = self.candidate.rule
         verdict = self.trial.verdict() if rule is not None and self.share > 0 else None
         if rule is None or verdict is None:
-            return False
+            return
         share = rule.next_share(self.share) if verdict.passed else 0.0
-        if share is None:
-            return False
-        self.change(share, verdict.why)
-        return True
+        if share is not None:
+            self.change(share, verdict.why)
 
     def _begin_trial(self) -> None:
-        self.trial = Trial(self.candidate.rule or Rule(()))
+        self.trial = Trial(self.candidate.rule or Rule(()), self.share)
         self._seen = 0
         """The last score that was taken over."""
-        self._scored: set[str] = set()
 
     def _restore_calls(self) -> None:
-        """Count the candidate's calls since its share last changed. The failures are spread evenly: their order isn't known."""
-        stage = self._history[-1]
-        [(answered,)] = self._store.rows(
-            "SELECT count(*) FROM calls c JOIN rollouts r ON r.rollout_id = c.rollout_id "
-            "WHERE r.started >= ? AND r.split = ? AND c.policy_version >= 0 AND c.finish_reason != 'aborted'",
-            (stage["at"], self.candidate.name),
-        )
-        failed = stage["failures"]
-        calls = answered + failed
+        """Count the calls since the share last changed. The failures are spread evenly: their order isn't stored."""
+        calls, failures = self._history[-1]["calls"], self._history[-1]["failures"]
         for number in range(calls):
-            self.trial.add_call(failed=(number + 1) * failed // calls > number * failed // calls)
+            self.trial.add_call(failed=(number + 1) * failures // calls > number * failures // calls)
+        self.trial.missed = self._history[-1]["missed"]
 
     def _save(self) -> None:
         self._store.set_meta(META, self._history)
+        self._unsaved = False
 
     def as_json(self) -> JsonDict:
         """Return the shares and the comparison."""

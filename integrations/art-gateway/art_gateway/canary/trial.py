@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from art_core.types import JsonDict
 from art_gateway.canary.bounds import Bounds
+
+WAITING = 1000
+"""Pairs whose scores of one side may wait for those of the other; of more, the oldest are left out."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Rule:
     """The chance, over all steps of the ramp and all times, that a candidate that isn't worse loses its share; and the chance
     that one that is worse by the margin, or fails too often, gets to any further step."""
     failures: float = 0.05
-    """The share of its calls that may fail."""
+    """The share of its calls that may fail. Those that fail together, because it is down, are one."""
     block: int = 200
     """Pairs of scores, or calls, after which the newest are looked at on their own again: a candidate that turns bad after a
     long good time is found by these."""
@@ -42,22 +46,27 @@ class Verdict:
 class Difference:
     """The candidate's mean score less the other's, with bounds of which each is wrong with a chance of at most ``level`` / 2.
 
-    Scores that arrive one after the other make pairs: the mean of those of the candidate, less that of the other's. So what
-    changes for both in time, such as harder questions, makes no difference.
+    It is the mean of pairs: one score of the rarer side and as many of the other's as there are for each at this ``share`` of
+    the candidate's, in the order in which they arrive. So what changes for both in time, such as harder questions, cancels.
     """
 
-    def __init__(self, level: float) -> None:
+    def __init__(self, level: float, share: float) -> None:
         self._pairs = Bounds(level)
         """Differences between -1 and 1 are taken as means between 0 and 1."""
-        self._unpaired: dict[bool, list[float]] = {True: [], False: []}
+        odds = share / (1 - share) if 0 < share < 1 else 1.0
+        self._needed = {True: max(1, round(odds)), False: max(1, round(1 / odds))}
+        self._waiting = {side: deque[float](maxlen=WAITING * needed) for side, needed in self._needed.items()}
 
     def add(self, score: float, *, candidate: bool) -> None:
         """Add the score of a conversation."""
-        self._unpaired[candidate].append(score)
-        if all(self._unpaired.values()):
-            candidates, others = (sum(scores) / len(scores) for scores in self._unpaired.values())
+        self._waiting[candidate].append(score)
+        if all(len(self._waiting[side]) >= needed for side, needed in self._needed.items()):
+            candidates, others = (self._take(side) for side in (True, False))
             self._pairs.add((1 + candidates - others) / 2)
-            self._unpaired = {True: [], False: []}
+
+    def _take(self, side: bool) -> float:
+        needed = self._needed[side]
+        return sum(self._waiting[side].popleft() for _ in range(needed)) / needed
 
     @property
     def count(self) -> int:
@@ -92,7 +101,10 @@ class Evidence:
     def against(self) -> str | None:
         """Return what shows that the candidate is worse, or fails too often; None if nothing does."""
         if self.failures.lower > self.rule.failures:
-            return f"more than {self.failures.lower:.1%} of its calls fail; {self.rule.failures:.1%} may"
+            return (
+                f"more than {self.failures.lower:.1%} of its calls fail, by {self.failures.count} of them; "
+                f"{self.rule.failures:.1%} may"
+            )
         if self.difference.upper < 0:
             return f"its scores are lower, by {-self.difference.upper:.3f} or more"
         return None
@@ -120,12 +132,14 @@ class Trial:
     6 / (pi j)^2 of it, so that all of them together stay within it however many there are.
     """
 
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
+    def __init__(self, rule: Rule, share: float) -> None:
+        self._rule, self._share = rule, share
         self._level = rule.alpha / max(1, len(rule.ramp)) / 2
-        self.all = Evidence(rule, Difference(self._level), Bounds(self._level))
-        self.newest = Evidence(rule, Difference(self._block(1)), Bounds(self._block(1)))
+        self.all = Evidence(rule, Difference(self._level, share), Bounds(self._level))
+        self.newest = Evidence(rule, Difference(self._block(1), share), Bounds(self._block(1)))
         self._score_blocks = self._call_blocks = 1
+        self.missed = 0
+        """Calls of its conversations that the other side answered, for whatever reason."""
         self.scores: dict[bool, tuple[int, float]] = {True: (0, 0.0), False: (0, 0.0)}
         """Candidate or not -> number of scores, and their sum."""
 
@@ -138,7 +152,7 @@ class Trial:
         self.scores[candidate] = count + 1, total + score
         if self.newest.difference.count >= self._rule.block:
             self._score_blocks += 1
-            self.newest.difference = Difference(self._block(self._score_blocks))
+            self.newest.difference = Difference(self._block(self._score_blocks), self._share)
         for evidence in (self.all, self.newest):
             evidence.difference.add(score, candidate=candidate)
 
@@ -154,7 +168,8 @@ class Trial:
         """Return what has been shown so far; None if nothing."""
         if against := self.newest.against() or self.all.against():
             return Verdict(False, against)
-        if in_favour := self.all.in_favour():
+        answers = self.missed < self._rule.failures * (self.all.failures.count + self.missed)
+        if answers and (in_favour := self.all.in_favour()):
             return Verdict(True, in_favour)
         return None
 
@@ -164,4 +179,5 @@ class Trial:
             name: {"count": count, "mean": total / count if count else None}
             for name, (count, total) in (("candidate", self.scores[True]), ("live", self.scores[False]))
         }
-        return {"scores": scores, "all": self.all.as_json(), "newest": self.newest.as_json()}
+        evidence = {"all": self.all.as_json(), "newest": self.newest.as_json()}
+        return {"scores": scores, "missed": self.missed, **evidence}
