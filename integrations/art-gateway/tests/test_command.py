@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import art_core as art
+from art_core.plugin_api import Plugins
+from art_core.testing import ScriptedAgent
 
 CODE = "import typer; from art_gateway.command import gateway; typer.run(gateway)"
 
@@ -129,6 +131,29 @@ async def test_without_a_server_the_embedded_engine_answers(tmp_path):
     assert process.returncode == 0, said
     [trajectory] = art.load_trajectories(tmp_path)
     assert [0 < len(call.sampled_ids) <= 4 for call in trajectory.calls] == [True, True]
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("lora_rank", [0, 4])
+async def test_the_last_checkpoint_of_a_run_folder_is_served(tmp_path, lora_rank):
+    pytest.importorskip("torch")
+    from art_gateway.local import LocalUpstream
+
+    await art.train(
+        ScriptedAgent(), ["a"], model="tiny", reward=lambda run: float(int(run.rollout_id[:8], 16)), steps=1, tasks_per_step=1,
+        group_size=2, learning_rate=1e-2, warmup_steps=0, lora_rank=lora_rank, run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    answers = []
+    for model in ("tiny", str(tmp_path / "run")):
+        upstream = LocalUpstream(model, Plugins())
+        await upstream.start()
+        answers.append(
+            await upstream.chat({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True})
+        )
+        await upstream.stop()
+    assert [answer["policy_version"] for answer in answers] == [0, 1]
+    before, after = (answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in answers)
+    assert before != after
 
 
 def test_the_help_has_an_example_and_the_plugin_registers_the_command():

@@ -28,6 +28,8 @@ log = logging.getLogger("art_gateway")
 META = "routes"
 FOLLOW_SECONDS = 1.0
 """How often new scores are looked for, whoever added them."""
+MOST_RESTORED = 20_000
+"""Calls that are counted again at a restart, so that it takes less than a second; more would hardly narrow the bounds."""
 NEW_SCORES = """
 SELECT s.seq, s.rollout_id, r.split, s.reward FROM scores s JOIN rollouts r ON r.rollout_id = s.rollout_id
 WHERE s.seq > ? AND r.started >= ? AND r.split IN (?, ?) AND NOT s.aside AND s.reward BETWEEN 0 AND 1 AND NOT EXISTS (
@@ -171,6 +173,8 @@ class Routes:
     def _restore_calls(self) -> None:
         """Count the calls since the share last changed. The failures are spread evenly: their order isn't stored."""
         calls, failures = self._history[-1]["calls"], self._history[-1]["failures"]
+        if calls > MOST_RESTORED:
+            calls, failures = MOST_RESTORED, failures * MOST_RESTORED // calls
         for number in range(calls):
             self.trial.add_call(failed=(number + 1) * failures // calls > number * failures // calls)
         self.trial.missed = self._history[-1]["missed"]
