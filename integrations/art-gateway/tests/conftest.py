@@ -10,6 +10,9 @@ import pytest
 
 from art_core.capture import HttpUpstream, address_of, http_server, listen
 from art_core.store import Store
+from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider, scripted_reply
+from art_gateway import dialects
 from art_gateway.app import Gateway, Limits
 from art_gateway.routing import Pool
 
@@ -196,6 +199,12 @@ async def gateway(folder, *urls, upstreams=None, kind=Gateway, retries=4, timeou
 async def upstream():
     async with Upstream() as upstream:
         yield upstream
+
+
+@pytest.fixture
+def provider():
+    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
+        yield running
 
 
 @pytest.fixture

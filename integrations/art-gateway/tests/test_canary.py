@@ -9,8 +9,6 @@ import pytest
 
 import art_core as art
 from art_core.capture import HttpUpstream
-from art_core.testing import FakeEngine
-from art_core.testing.provider import PlainProvider, scripted_reply
 from art_gateway import dialects
 from art_gateway.canary.gateway import CanaryGateway
 from art_gateway.canary.routes import Candidate
@@ -20,12 +18,6 @@ from art_gateway.text import TextUpstream
 
 def user(text):
     return {"role": "user", "content": text}
-
-
-@pytest.fixture
-def provider():
-    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
-        yield running
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ import art_gateway
 from art_core.capture import HttpUpstream
 from art_core.errors import ConfigError
 from art_core.store import Store
-from art_core.testing import FakeEngine
-from art_core.testing.provider import PlainProvider, scripted_reply
 from art_gateway.canary.gateway import CanaryGateway
 from art_gateway.canary.routes import Candidate
 from art_gateway.canary.trial import Rule
@@ -51,41 +49,39 @@ async def ask(client, address, conversation):
 
 
 @pytest.mark.system
-async def test_a_killed_gateway_continues_with_the_share_that_it_had(upstream, tmp_path):
-    with PlainProvider(FakeEngine(scripted_reply), art_gateway.dialects()).running() as provider:
-        process, address = await started(provider, upstream, tmp_path, "--route", "mine=100%")
-        async with aiohttp.ClientSession() as client:
-            assert await ask(client, address, "first") == "Please do task-001."
-            changed = await asyncio.to_thread(art_command, "route", address, "--rollback", "--why", "it is rude")
-            assert changed.exit_code == 0, changed.output
-            assert "mine answers 0 % of the conversations" in changed.output and "because it is rude" in changed.output
-            assert await ask(client, address, "second") == "answer to task-001"
-            process.kill()
-            await process.communicate()
-            process, address = await started(provider, upstream, tmp_path, "--route", "mine=100%")
-            assert await ask(client, address, "third") == "answer to task-001"
-            shown = await asyncio.to_thread(art_command, "route", address, "--json")
-            assert [change["share"] for change in json.loads(shown.output)["history"]] == [1, 0]
-        process.terminate()
+async def test_a_killed_gateway_continues_with_the_share_that_it_had(provider, upstream, tmp_path):
+    process, address = await started(provider, upstream, tmp_path, "--route", "mine=100%")
+    async with aiohttp.ClientSession() as client:
+        assert await ask(client, address, "first") == "Please do task-001."
+        changed = await asyncio.to_thread(art_command, "route", address, "--rollback", "--why", "it is rude")
+        assert changed.exit_code == 0, changed.output
+        assert "mine answers 0 % of the conversations" in changed.output and "because it is rude" in changed.output
+        assert await ask(client, address, "second") == "answer to task-001"
+        process.kill()
         await process.communicate()
+        process, address = await started(provider, upstream, tmp_path, "--route", "mine=100%")
+        assert await ask(client, address, "third") == "answer to task-001"
+        shown = await asyncio.to_thread(art_command, "route", address, "--json")
+        assert [change["share"] for change in json.loads(shown.output)["history"]] == [1, 0]
+    process.terminate()
+    await process.communicate()
     splits = {
         run.rollout_id: split for split in ("mine", "live") for run in art.load_trajectories(tmp_path, split=split)
     }
     assert splits == {"first": "mine", "second": "live", "third": "live"}
 
 
-async def test_the_comparison_is_shown_with_what_is_known(upstream, tmp_path, start):
-    with PlainProvider(FakeEngine(scripted_reply), art_gateway.dialects()).running() as provider:
-        candidate = Candidate("mine", HttpUpstream(upstream.url), 0.5, rule=Rule((0.5, 0.75)))
-        options = {"upstreams": [TextUpstream(provider.base_url)], "kind": CanaryGateway, "candidate": candidate}
-        async with start(**options) as desk:
-            nothing = await asyncio.to_thread(art_command, "route", desk.url)
-            assert "score of mine less that of live: not known yet" in nothing.output
-            for number in range(20):
-                await ask(desk.client, desk.url, f"c{number}")
-                await desk.order("POST", "/feedback", {"conversation": f"c{number}", "score": 0.5})
-            await desk.gateway.routes.update()
-            shown = (await asyncio.to_thread(art_command, "route", desk.url)).output
+async def test_the_comparison_is_shown_with_what_is_known(provider, upstream, start):
+    candidate = Candidate("mine", HttpUpstream(upstream.url), 0.5, rule=Rule((0.5, 0.75)))
+    options = {"upstreams": [TextUpstream(provider.base_url)], "kind": CanaryGateway, "candidate": candidate}
+    async with start(**options) as desk:
+        nothing = await asyncio.to_thread(art_command, "route", desk.url)
+        assert "score of mine less that of live: not known yet" in nothing.output
+        for number in range(20):
+            await ask(desk.client, desk.url, f"c{number}")
+            await desk.order("POST", "/feedback", {"conversation": f"c{number}", "score": 0.5})
+        await desk.gateway.routes.update()
+        shown = (await asyncio.to_thread(art_command, "route", desk.url)).output
     assert re.search(r"mean score +│ 0.500 +│ 0.500", shown), shown
     assert "score of mine less that of live: +0.000, between" in shown and "failed calls of mine: 0.0%" in shown
     assert "next: 75 %" in shown

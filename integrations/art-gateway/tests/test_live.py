@@ -17,21 +17,13 @@ from art_core.errors import CaptureError, ConfigError
 from art_core.plugin_api import inside_rollout
 from art_core.store import Store
 from art_core.testing import FakeEngine
-from art_core.testing.provider import PlainProvider, scripted_reply
 from art_core.types import RolloutAddress
-from art_gateway import dialects
 
 TASKS = ["Please do task-001.", "Please do task-002."]
 TOOL = {"type": "object", "properties": {"q": {"type": "string"}}}
 CHAT_TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL}}
 QUESTION = [{"role": "user", "content": "Please do task-001."}]
 PARTS = [{"role": "user", "parts": [{"text": "Please do task-001."}]}]
-
-
-@pytest.fixture
-def provider():
-    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
-        yield running
 
 
 def live(agent, run_dir, tasks=TASKS, **settings):

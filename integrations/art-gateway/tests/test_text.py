@@ -8,8 +8,6 @@ import openai
 import pytest
 
 import art_core as art
-from art_core.testing import FakeEngine
-from art_core.testing.provider import PlainProvider, scripted_reply
 from art_gateway import dialects
 from art_gateway.text import Conversations, TextUpstream
 from art_gateway.text_gateway import TextGateway
@@ -19,12 +17,6 @@ SYSTEM = {"role": "system", "content": "You are brief."}
 
 def user(text):
     return {"role": "user", "content": text}
-
-
-@pytest.fixture
-def provider():
-    with PlainProvider(FakeEngine(scripted_reply), dialects()).running() as running:
-        yield running
 
 
 @pytest.fixture
