@@ -41,8 +41,8 @@ LOCAL := $(filter-out pyproject.toml $(ELSEWHERE),$(MANIFESTS))
 LOCAL := $(LOCAL:/pyproject.toml=)
 EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 SEED ?= 0
-# Processes that share the tests: two more than two cores, because many tests wait. A file stays in one, because its fixtures are shared.
-WORKERS ?= 4
+# Processes that share the tests: one more than two cores, because many tests wait. A file stays in one, because its fixtures are shared.
+WORKERS ?= 3
 # The processes share two cores: with one thread each, torch takes 5 % less time than with two.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
 # What the tests of engines need: the folders, and the variables that lead there. A folder that is missing does no harm.
