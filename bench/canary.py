@@ -18,14 +18,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import orjson
 
 from art_core.store import Store
-from bench.capture import GATEWAY, QUESTION, SYSTEM, TURNS, Load, Side, answers, exchange, free_port, post, running
+from bench.capture import GATEWAY, QUESTION, SYSTEM, TURNS, Load, Side, exchange, free_port, post, running, wait_for
 from bench.tables import table
 
 RETRIES = 2
@@ -51,10 +50,7 @@ def start(
     shell = f'exec 3<&{fd}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@"'
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(["bash", "-c", shell, *command], pass_fds=[fd], **quiet)
-    end = time.monotonic() + 90
-    while not answers(f"{address(listener)}/health"):
-        if process.poll() is not None or time.monotonic() > end:
-            raise SystemExit("the gateway did not start")
+    wait_for(process, f"{address(listener)}/health", "art gateway")
     return process
 
 

@@ -157,15 +157,20 @@ def running(command: list[str], url: str, **environment: str) -> Iterator[subpro
         command, env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"} | environment, **quiet
     )
     try:
-        end = time.monotonic() + 90
-        while not answers(url):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"{' '.join(command[:4])} ... did not start")
-            time.sleep(0.2)
+        wait_for(process, url, f"{' '.join(command[:4])} ...")
         yield process
     finally:
         process.terminate()
         process.wait()
+
+
+def wait_for(process: subprocess.Popen[bytes], url: str, name: str) -> None:
+    """Return when a server answers ``url``; end this program if it doesn't start."""
+    end = time.monotonic() + 90
+    while not answers(url):
+        if process.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"{name} did not start")
+        time.sleep(0.2)
 
 
 def answers(url: str) -> bool:

@@ -114,9 +114,8 @@ def load_tasks(where: str) -> list[Any]:
         raise ConfigError(f"no such task file: {path}")
     if where.endswith(".json"):
         return _task_list(_parse_json(path.read_text(encoding="utf-8"), where), where, "a list")
-    lines = enumerate(
-        path.read_text(encoding="utf-8").split("\n"), start=1
-    )  # splitlines splits at U+2028 too, within a task
+    # splitlines would also split at U+2028, within a task.
+    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
     return [_parse_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
 
 

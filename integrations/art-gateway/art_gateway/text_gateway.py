@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import orjson
@@ -64,13 +64,9 @@ class TextGateway(Gateway):
                 return
             if dialect is None:
                 return await self.pool.route("").pass_on(exchange, body)
-            unread = [{"type": "http.request", "body": body}]
-
-            async def again() -> Any:
-                return unread.pop() if unread else await receive()
-
             id = self._conversation(dialect, body)
-            await self._at_rollout({**scope, "path": f"/rollouts/{id}{path}"}, again, labelled(send, id))
+            named = {**scope, "path": f"/rollouts/{id}{path}"}
+            await self._at_rollout(named, replayed(body, receive), labelled(send, id))
 
     async def _at_rollout(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at a rollout's address, or to the gateway itself."""
@@ -84,6 +80,16 @@ class TextGateway(Gateway):
             if id := self.ledger.conversations.continued(messages or []):
                 return id
         return uuid.uuid4().hex
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a request whose body was read from ``receive``, and then what follows it there."""
+    unread: list[Message] = [{"type": "http.request", "body": body}]
+
+    async def receive_again() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return receive_again
 
 
 def labelled(send: Send, id: str) -> Send:

@@ -22,7 +22,7 @@ def user(text):
 
 @pytest.fixture
 def canary(start, provider, upstream):
-    """``async with canary(share) as desk``: the provider, and ``upstream``, which repeats what it is told, as the candidate."""
+    """``async with canary(share) as desk``: the provider, with ``upstream``, which echoes the request, as the candidate."""
 
     def canary(share, rule=None, **options):
         mine = HttpUpstream(upstream.url, timeout=60.0)
@@ -111,7 +111,7 @@ async def test_whatever_befalls_the_candidate_the_provider_answers(canary, upstr
         )
 
 
-async def test_calls_that_fail_together_because_the_candidate_is_down_are_one_failure(canary, upstream, until):
+async def test_calls_that_fail_together_because_the_candidate_is_down_are_one_failure(canary, upstream):
     upstream.faults.extend(["hang"] * 5)
     async with canary(1.0, patience=0.3) as desk:
         said_ = await asyncio.gather(

@@ -30,6 +30,13 @@ def art_command(*arguments):
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
 
 
+def refusal(*arguments):
+    """What a command that is refused prints, in one line."""
+    refused = art_command(*arguments)
+    assert refused.exit_code == 2, refused.output
+    return " ".join(refused.output.split())
+
+
 async def started(provider, upstream, folder, *options):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CODE, "--record-text", "--upstream", f"live={provider.base_url}", "--upstream",
@@ -124,8 +131,7 @@ async def test_the_comparison_is_shown_with_what_is_known(provider, upstream, st
     ],
 )
 def test_what_is_missing_for_a_candidate_is_said(options, advice):
-    refused = art_command("gateway", *options)
-    assert refused.exit_code == 2 and advice in " ".join(refused.output.split())
+    assert advice in refusal("gateway", *options)
 
 
 @pytest.mark.parametrize(
@@ -142,20 +148,19 @@ def test_what_is_missing_for_a_candidate_is_said(options, advice):
 )
 def test_a_share_that_is_none_is_refused(route, ramp, advice):
     upstreams = ["--upstream", "live=https://a/v1", "--upstream", "mine=http://127.0.0.1:1/v1"]
-    refused = art_command("gateway", "--record-text", *upstreams, "--route", route, *(["--ramp", ramp] if ramp else []))
-    assert refused.exit_code == 2 and advice in " ".join(refused.output.split())
+    options = ["--route", route, *(["--ramp", ramp] if ramp else [])]
+    assert advice in refusal("gateway", "--record-text", *upstreams, *options)
 
 
 async def test_a_gateway_without_a_candidate_says_how_to_start_one(start):
     async with start() as desk:
-        refused = await asyncio.to_thread(art_command, "route", desk.url)
-    assert refused.exit_code == 2 and "start it with --record-text and --route" in " ".join(refused.output.split())
+        said = await asyncio.to_thread(refusal, "route", desk.url)
+    assert "start it with --record-text and --route" in said
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://127.0.0.1:port", "nowhere"])
 def test_no_gateway_at_an_address_is_an_error(address):
-    refused = art_command("route", address)
-    assert refused.exit_code == 2 and "no gateway answers" in refused.output
+    assert "no gateway answers" in refusal("route", address)
 
 
 def test_a_run_folder_without_a_checkpoint_is_not_served(tmp_path):

@@ -11,15 +11,14 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from art_core.capture import TIMED_OUT, Exchange, Refused
 from art_core.errors import StoreError, UpstreamError
 from art_core.types import JsonDict
-from art_gateway.app import MAX_COMMAND_BYTES, Gateway, Limits, check_id
+from art_gateway.app import Gateway, Limits
 from art_gateway.canary.routes import Routes
+from art_gateway.checks import MAX_COMMAND_BYTES, check_id, read_change
 from art_gateway.routing import Backend, Pool, is_down
-from art_gateway.text_gateway import TextGateway
+from art_gateway.text_gateway import TextGateway, replayed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +87,9 @@ class CanaryGateway(TextGateway):
         if not rollout_id or scope["method"] != "POST" or path not in self._dialects:
             return await super()._at_rollout(scope, receive, send)
         began, request = time.monotonic(), _Request(receive)
-        outcome = await self._ask_candidate(scope, request.receive, send)
+        exchange = Exchange(scope, request.receive, send)
+        exchange.dialect = self._dialects[path]
+        outcome = await self._ask_candidate(exchange, scope, rollout_id)
         if outcome is Outcome.DONE:
             return
         answer = _Answer(send)
@@ -102,12 +103,9 @@ class CanaryGateway(TextGateway):
         if outcome is Outcome.FAILED:
             self.routes.answered(failed=True)
 
-    async def _ask_candidate(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
+    async def _ask_candidate(self, exchange: Exchange, scope: Scope, rollout_id: str) -> Outcome:
         """Let the candidate answer, if the conversation is its own."""
-        exchange, began = Exchange(scope, receive, send), time.monotonic()
-        rollout_id, path = self._split(scope["path"])
-        exchange.dialect = self._dialects[path]
-        [backend] = self._candidates.backends
+        began, [backend] = time.monotonic(), self._candidates.backends
         async with exchange.answering_errors(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             self._check_page(exchange)
@@ -143,7 +141,7 @@ class CanaryGateway(TextGateway):
             return Outcome.LEFT_ALONE
         if code == TIMED_OUT:
             backend.rest(error)
-        if code != TIMED_OUT and not (isinstance(error, UpstreamError) and is_down(error)):
+        elif not (isinstance(error, UpstreamError) and is_down(error)):
             return Outcome.FAILED
         together = backend.rests_until == self._last_rest
         self._last_rest = backend.rests_until
@@ -154,7 +152,7 @@ class CanaryGateway(TextGateway):
             return await super()._command(exchange, rollout_id, path)
         self._check_commander()
         if exchange.method == "POST":
-            share, why = read_share(await exchange.body(MAX_COMMAND_BYTES))
+            share, why = read_change(await exchange.body(MAX_COMMAND_BYTES))
             self.routes.change(share, why)
             await asyncio.wrap_future(self.ledger.saved())
         elif exchange.method != "GET":
@@ -171,21 +169,15 @@ class _Request:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._body: list[Message] = []
+        self._parts: list[bytes] = []
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if message["type"] == "http.request":
-            self._body.append(message)
+        self._parts.append(message.get("body", b""))
         return message
 
     def again(self) -> Receive:
-        unread = deque(self._body)
-
-        async def receive() -> Message:
-            return unread.popleft() if unread else await self._receive()
-
-        return receive
+        return replayed(b"".join(self._parts), self._receive) if self._parts else self._receive
 
 
 class _Answer:
@@ -198,27 +190,13 @@ class _Answer:
 
     @property
     def good(self) -> bool:
-        """Whether it was sent whole, and is no error."""
+        """Whether the whole answer was sent, and it isn't an error."""
         return self._ended and self._status < 400
 
     async def send(self, message: Message) -> None:
         self._status = message.get("status", self._status)
         await self._send(message)
         self._ended = not message.get("more_body", message["type"] == "http.response.start")
-
-
-def read_share(body: bytes | None) -> tuple[float, str]:
-    """Return the share and the reason in a body. Raises Refused (400)."""
-    try:
-        fields = orjson.loads(body or b"")
-        share, why = fields["share"], fields.get("why", "set by hand")
-        if not isinstance(why, str) or isinstance(share, bool) or not 0 <= share <= 1:
-            raise ValueError
-    except (ValueError, TypeError, LookupError, AttributeError):
-        raise Refused(
-            'the body must be {"share": a number from 0 to 1, "why": an optional text}', status=400, code="share"
-        ) from None
-    return float(share), why
 
 
 def _quantiles(seconds: deque[float]) -> JsonDict:

@@ -21,7 +21,7 @@ NO_VALUES = (
     "expired|wrong|not|invalid|incorrect|correct|missing|required|too|being|still|also|the|that|this|in|on|always|now|never|reset|"
     "changed|lost|empty|blank|set|stored|safe|secure|weak|strong|locked|unknown|what|something|very|already|gone"
 )
-"""Words after "my password is" that are no password."""
+"""Words after "my password is" that aren't passwords."""
 PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.DOTALL
 )

@@ -212,7 +212,7 @@ def _messages(value: Any) -> list[JsonDict]:
     named = isinstance(value, Mapping) and "messages" in value
     found = value["messages"] if named else value
     if named and not isinstance(found, list):
-        raise Unreadable("messages that are no list")
+        raise Unreadable("messages that aren't a list")
     if not isinstance(found, list) or not found or not (named or is_chat(found)):
         return []
     return shown_of(found)[0]
@@ -249,7 +249,7 @@ def _said(recorded: Any) -> Any:
 
 
 class _noting:
-    """Counts what can't be read. Other systems' exports have any form, so what a wrong one raises is no bug of ours."""
+    """Counts what can't be read. Exports have any form, so an exception that a malformed one raises isn't a bug of ours."""
 
     def __init__(self, traffic: Traffic, where: str) -> None:
         self._traffic, self._where = traffic, where
