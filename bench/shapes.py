@@ -1,9 +1,9 @@
-"""Qwen3 models with random weights, by size."""
+"""Qwen3 and Qwen3.5 models with random weights, by size."""
 
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 SHAPES = {
     "toy": (32, 64, 2, 2, 1, 16),
@@ -14,6 +14,8 @@ SHAPES = {
 }
 """Hidden size, MLP width, layers, heads, key heads, head size. The last two are those of Qwen3-0.6B and Qwen3-4B."""
 QWEN3_VOCABULARY = 151_936
+HYBRID = "qwen3.5-"
+"""Before a size: three of four layers are Gated DeltaNet, with as many heads as attention has, as in Qwen3.5."""
 
 
 def random_model(
@@ -24,12 +26,22 @@ def random_model(
     attention: str = "sdpa",
 ) -> PreTrainedModel:
     """Return a model of ``SHAPES[size]`` with tied embeddings; the same weights for the same arguments."""
-    hidden, mlp, layers, heads, key_heads, head = SHAPES[size]
-    config = Qwen3Config(
+    hidden, mlp, layers, heads, key_heads, head = SHAPES[size.removeprefix(HYBRID)]
+    kind, make, linear = Qwen3Config, Qwen3ForCausalLM, {}
+    if size.startswith(HYBRID):
+        kind, make = Qwen3_5TextConfig, Qwen3_5ForCausalLM
+        linear = {
+            "linear_num_key_heads": heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": head,
+            "linear_value_head_dim": head,
+        }
+    config = kind(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=head, max_position_embeddings=40_960,
         tie_word_embeddings=True, bos_token_id=0, eos_token_id=2, pad_token_id=0, attn_implementation=attention,
+        **linear,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device):
-        return Qwen3ForCausalLM._from_config(config, dtype=dtype).train()
+        return make._from_config(config, dtype=dtype).train()

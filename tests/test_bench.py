@@ -59,7 +59,18 @@ def test_all_sides_of_the_step_have_one_gradient(capsys):
     sides = step.make_sides(load_tokenizer(), random_model("toy", 2048), batch, 2, "TRL,ART")
     step.measure(sides, 1)
     _, rows = step.rows_of(sides, batch)
-    assert [row[0] for row in rows] == [step.CALLS, step.HISTORIES, step.PADDED, step.DENSE, step.OURS]
+    assert [row[0] for row in rows] == [step.CALLS, step.HISTORIES, step.PADDED, step.DENSE, step.PATHS, step.OURS]
+    assert all(float(row[-1]) < 1e-5 for row in rows)
+
+
+@pytest.mark.system
+def test_a_hybrid_model_has_the_same_gradient_by_tree_as_by_histories(capsys):
+    batch = make_batch(load_tokenizer(), style="text+fork", group_size=2, max_turns=3)
+    sides = step.make_sides(load_tokenizer(), random_model("qwen3.5-toy", 2048), batch, 2, "TRL,ART,naive,each,padded")
+    step.measure(sides, 1)
+    _, rows = step.rows_of(sides, batch)
+    assert [row[0] for row in rows] == [step.HISTORIES, step.PATHS, step.OURS]
+    assert rows[-1][5] == batch.tree.num_tokens
     assert all(float(row[-1]) < 1e-5 for row in rows)
 
 

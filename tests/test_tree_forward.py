@@ -9,7 +9,17 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from tree_cases import FORKED, PATH_FAMILIES, SIZES, TREE_FAMILIES, VOCAB, make_call, make_model
+from tree_cases import (
+    FORKED,
+    PATH_FAMILIES,
+    SIZES,
+    TREE_FAMILIES,
+    VOCAB,
+    check_equals_call_by_call,
+    make_call,
+    make_model,
+    trajectory_lists,
+)
 
 from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
@@ -20,51 +30,6 @@ from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 
 MODELS = {name: make_model(name) for name in TREE_FAMILIES if "window" in name or name == "qwen3"}
-
-
-@st.composite
-def trajectory_lists(draw, max_calls=4):
-    """Calls that repeat, extend and fork from earlier ones, at several temperatures."""
-    seen = [()]
-    trajectories = []
-    for _ in range(draw(st.integers(1, 3))):
-        calls = []
-        for _ in range(draw(st.integers(1, max_calls))):
-            earlier = draw(st.sampled_from(seen))
-            kept = earlier[: draw(st.integers(0, len(earlier)))]
-            prompt = kept + tuple(draw(st.lists(st.integers(3, VOCAB - 1), min_size=0 if kept else 1, max_size=6)))
-            sampled = tuple(draw(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=6)))
-            temperature = draw(st.sampled_from([1.0, 1.0, 0.5]))
-            calls.append(make_call(prompt, sampled, temperature=temperature))
-            seen.append(prompt + sampled)
-        trajectories.append(Trajectory(task="t", calls=tuple(calls)))
-    return trajectories
-
-
-def logprobs_call_by_call(model, trajectories):
-    rows = []
-    for call in (call for trajectory in trajectories for call in trajectory.calls):
-        ids = torch.tensor([call.prompt_ids + call.sampled_ids])
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
-        scores = (logits / (call.temperature or 1.0)).log_softmax(-1)
-        rows.append(scores[range(len(call.sampled_ids)), list(call.sampled_ids)])
-    return torch.cat(rows)
-
-
-def gradient(model, logprobs):
-    model.zero_grad()
-    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-def check_equals_call_by_call(model, trajectories, **how):
-    tree = build_tree(trajectories)
-    ours, theirs = tree_outputs(model, tree, **how).logprobs, logprobs_call_by_call(model, trajectories)
-    assert ours.shape == (tree.num_targets,) and ours.dtype == model.dtype
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    ours, theirs = gradient(model, ours), gradient(model, theirs)
-    # Norms and rotary angles are float32 in any model; targets that cancel leave only that rounding.
-    assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-5
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral with a window", "gemma3 with a window"])

@@ -18,10 +18,8 @@ from art_core.runtime.memory import machine_memory
 from art_core.types import Loss, LossInputs, TokenTree
 
 MEMORY_SHARE = 0.25
-"""Share of the memory for the activations of one pass if ``max_tokens_per_pass`` isn't set; the rest is for agents, engine,
-optimizer and gradients."""
-MOST_TOKENS = 65536
-"""Most tokens in a pass, even if memory would hold more: longer passes aren't faster."""
+"""Of the memory, for the activations of a pass if ``max_tokens_per_pass`` isn't set; the rest is for all else in the run."""
+MOST_TOKENS = 65536  # most tokens in a pass, even if memory would hold more: longer passes aren't faster
 LEAST_TOKENS = 256
 """Fewest tokens to which memory limits a pass; in smaller passes memory that doesn't grow with the tokens dominates."""
 
@@ -77,10 +75,8 @@ def accumulate(
             means["entropy"] = outputs.entropy.mean().item()
         share = len(inputs.weights) / totals.targets
         for name, value in means.items():
-            if name.endswith("_max"):
-                metrics[name] = max(metrics.get(name, value), value)
-            else:
-                metrics[name] = metrics.get(name, 0.0) + value * share
+            most = name.endswith("_max")
+            metrics[name] = max(metrics.get(name, value), value) if most else metrics.get(name, 0.0) + value * share
         metrics["loss"] = metrics.get("loss", 0.0) + result.loss.item()
     return metrics
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHUNK = 2**24
-"""Most logits in memory at a time: 64 MiB in float32."""
+CHUNK = 2**24  # most logits in memory at a time: 64 MiB in float32
 
 
 @dataclass(frozen=True)

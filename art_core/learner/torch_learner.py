@@ -37,16 +37,13 @@ if TYPE_CHECKING:
 
     from art_core.learner.adapters import AdaptedWeight
 
-MEASURED_STEPS = 3
-"""In this many first steps the memory of a pass is compared with its estimate."""
+MEASURED_STEPS = 3  # in this many first steps the memory of a pass is compared with its estimate
 TOLERATED_RATIO = 1.25
 """A pass that takes more than this times the estimate shortens the following passes. Taking less changes nothing."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where Linux keeps shared memory; a process that writes more than fits is killed. Other systems have no such limit."""
-SHARED_MEMORY_SHARE = 0.9
-"""Share of the free space that may be used."""
-ALIGNMENT = 16
-"""In float32 numbers: 64 bytes, at which torch aligns its own tensors."""
+SHARED_MEMORY_SHARE = 0.9  # share of the free space that may be used
+ALIGNMENT = 16  # in float32 numbers: 64 bytes, at which torch aligns its own tensors
 
 logger = logging.getLogger("art_core.learner")
 

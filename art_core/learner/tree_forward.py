@@ -3,8 +3,8 @@
 A token sees its ancestors and itself, its position is its depth, and a sliding window is a distance in depth; so every
 target has the logprob, and every weight the gradient, that the calls would have on their own. The tokens are computed in
 depth-first order, a piece at a time, each piece with the keys and values of all before it; the cuts don't change the result.
-Models whose layers carry state along the row (linear attention, convolutions) or take no positions get one row per
-root-to-leaf path instead.
+Layers that carry a state along the row follow the tree if a plugin plans their states (``LAYER_STATES``). Other models get a
+row for each root-to-leaf path.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ROPE_DEPENDS = (
 
 
 class TreeOutputs(NamedTuple):
-    """Results of one forward pass."""
+    """Results of one forward pass, (targets,) each."""
 
     logprobs: Tensor
-    """(targets,): each target's logprob at its temperature; differentiable."""
+    """Each target's logprob at its temperature; differentiable."""
     entropy: Tensor | None
-    """(targets,): in nats, of each target's distribution; None if the model's own head ran."""
+    """In nats, of each target's distribution; None if the model's own head ran."""
 
 
 def tree_logprobs(
@@ -114,6 +114,7 @@ def _compute(
     if way.backend == "paths":
         return _path_by_path(base, tree, targets, way.head, recompute)
     masks = TreeMask(tree, way.windows, way.backend, base.dtype, _device(base))
+    masks.states = way.states(tree) if way.states else None
     rows = _Rows(tree, targets, tree.target_contexts[targets], _device(base))
     if way.head:
         return _piece_by_piece(base, tree, rows, way, masks, piece, recompute)
@@ -151,19 +152,20 @@ def _piece(
         decoder = base.get_decoder()
         if not cached:
             return (decoder(**inputs, use_cache=False).last_hidden_state[0, keep],)
-        width = 2 * base.config.get_text_config().num_hidden_layers
-        layers = [_Layer(past[2 * number :: width], past[2 * number + 1 :: width]) for number in range(width // 2)]
+        make, each = (inputs["seq_idx"].layer, 4) if "seq_idx" in inputs else (PieceLayer, 2)
+        width = each * base.config.get_text_config().num_hidden_layers
+        layers = [make(*(past[first + n :: width] for n in range(each))) for first in range(0, width, each)]
         states = decoder(**inputs, past_key_values=Cache(layers=layers), use_cache=True).last_hidden_state
         return states[0, keep], *(tensor for layer in layers for tensor in layer.own)
 
 
-class _Layer(DynamicLayer):
+class PieceLayer(DynamicLayer):
     """A layer's keys and values: those of the pieces before, and this piece's own."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         super().__init__()
         self.before = keys, values
-        self.own: tuple[Tensor, Tensor]
+        self.own: tuple[Tensor, ...]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.own = key_states, value_states
@@ -182,11 +184,14 @@ def _run(function: Callable[..., Any], *arguments: Any, recompute: bool) -> Any:
 
 
 def _inputs(base: PreTrainedModel, tree: TokenTree, masks: TreeMask, start: int, stop: int) -> dict[str, Any]:
-    return {
+    inputs = {
         "input_ids": _tensor(tree.tokens[start:stop], _device(base))[None],
         "position_ids": _tensor(tree.depths[start:stop], _device(base))[None],
         "attention_mask": masks.rows(start, stop),
     }
+    if masks.states:
+        inputs["seq_idx"] = masks.states.piece(start, stop, _device(base))
+    return inputs
 
 
 def _piece_tokens(base: PreTrainedModel, tree: TokenTree) -> int:

@@ -6,6 +6,7 @@ exactly if k <= q < (end of the subtree of k's node) and, with a sliding window,
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -28,13 +29,12 @@ from art_core.types import Call, TokenTree, Trajectory
 
 logger = logging.getLogger("art_core.learner")
 
-FLEX_BLOCK = 128
-"""Side of a block of FlexAttention's mask in tokens; its default."""
+FLEX_BLOCK = 128  # side of a block of FlexAttention's mask in tokens; its default
 TOLERANCE = {2: 0.05, 4: 1e-4, 8: 1e-4}
-"""By the bytes of a number: logprobs that differ by less on average are equal. Models compute norms and softmax in float32
-even if their weights are float64."""
-PROBE_PIECE = 5
-"""Tokens of a piece when pieces are tried: it cuts the small tree within a segment and between two."""
+"""By the bytes of a number: logprobs that differ by less on average are equal. Norms and softmax are float32 in any model."""
+LAYER_STATES = "art.layer_states"
+"""Entry points: each maps a model to what plans the states of its layers along a tree, or None."""
+PROBE_PIECE = 5  # tokens of a piece when pieces are tried: cuts the small tree within a segment and between two
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,14 @@ class Support:
     """One way to compute a tree."""
 
     backend: str
-    """``"segments"``: tree_attention.py, for CPUs; ``"flex"``: FlexAttention, for GPUs in 16 bits: a kernel for float32 takes
-    more than 40 s to compile; ``"dense"``: a (tokens x tokens) mask; ``"paths"``: one row per root-to-leaf path."""
+    """``"segments"``: tree_attention.py, for CPUs; ``"flex"``: FlexAttention, for GPUs in 16 bits (its kernel for float32
+    compiles for 40 s); ``"dense"``: a (tokens x tokens) mask; ``"paths"``: one row per root-to-leaf path."""
     attention: str = ""
     """transformers' name of the attention that accepts the backend's mask."""
     windows: Mapping[str, int | None] | None = None
     """Layer type -> sliding window in tokens, or None; None as a whole if attention can't follow a tree."""
+    states: Any = None
+    """What plans the states of layers that carry one along the row, or None."""
     head: bool = False
     """Whether the LM head is computed in chunks, not by the model's own forward pass at the rows needed."""
     pieces: bool = False
@@ -66,8 +68,7 @@ class Support:
 PATHS = Support("paths")
 Compute = Callable[[TokenTree, Support, int | None], Tensor]
 """(tree, way, tokens of a piece or None for one piece) -> logprobs (targets,) without gradient."""
-_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, Support]] = WeakKeyDictionary()
-"""By what the answer depends on: the backend requested, and what can change about a loaded model."""
+_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, Support]] = WeakKeyDictionary()  # by what the answer depends on
 
 
 def support(base: PreTrainedModel, backend: str | None, compute: Compute) -> Support:
@@ -98,12 +99,14 @@ def attention_of(base: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def _find(base: PreTrainedModel, backend: str | None, compute: Compute) -> Support:
-    windows = attention_windows(base)
-    reason = "its layers carry state along the row, or it takes no positions"
+    entries = importlib.metadata.entry_points(group=LAYER_STATES)
+    states = next((states for entry in entries if (states := entry.load()(base))), None)
+    windows = attention_windows(base, states)
+    reason = "its layers carry states that no plugin plans, or it takes no positions: docs/models.md"
     if windows is not None and backend != "paths":
         with attention_of(base, "eager"):  # the reference: kernels leave out what they can't do
             probe = _Probe(base, compute)
-        for candidate in _candidates(base, windows, backend):
+        for candidate in _candidates(base, Support("", windows=windows, states=states), backend):
             reason = probe.problem(candidate)
             if reason is None:
                 return replace(_with_extras(probe, candidate), positions=_positions(base))
@@ -137,7 +140,7 @@ class _Probe:
         return None if gap is None else f"its logprobs differ by {gap:.3g} on average from those of its rows"
 
 
-def _candidates(base: PreTrainedModel, windows: Mapping[str, int | None], backend: str | None) -> Iterator[Support]:
+def _candidates(base: PreTrainedModel, way: Support, backend: str | None) -> Iterator[Support]:
     attentions = {"segments": [ATTENTION], "flex": ["flex_attention"], "dense": ["sdpa", "eager"]}
     fastest = "segments" if base.device.type == "cpu" else "flex" if base.dtype.itemsize == 2 else "dense"
     if getattr(base.config.get_text_config(), "attn_logit_softcapping", None):
@@ -147,7 +150,7 @@ def _candidates(base: PreTrainedModel, windows: Mapping[str, int | None], backen
             raise ConfigError(f"backend={name!r} is unknown; use one of: {', '.join([*attentions, 'paths'])}")
         for attention in attentions[name]:
             heads = (True, False) if head_of(base) else (False,)
-            yield from (Support(name, attention, windows, head) for head in heads)
+            yield from (replace(way, backend=name, attention=attention, head=head) for head in heads)
 
 
 def _with_extras(probe: _Probe, way: Support) -> Support:
@@ -188,11 +191,11 @@ def probe_tree(vocabulary: int, calls: int = 4) -> TokenTree:
     return build_tree([Trajectory(task=None, calls=made)])
 
 
-def attention_windows(base: PreTrainedModel) -> dict[str, int | None] | None:
-    """Return layer type -> sliding window in tokens (None: unlimited), or None if attention can't follow a tree."""
+def attention_windows(base: PreTrainedModel, states: Any = None) -> dict[str, int | None] | None:
+    """Return layer type -> sliding window in tokens (None: unlimited), or None if the layers can't follow a tree."""
     config = base.config.get_text_config()
     parameters = inspect.signature(base.forward).parameters
-    if base._is_stateful or "position_ids" not in parameters or getattr(config, "alibi", False):
+    if (not states and (base._is_stateful or "position_ids" not in parameters)) or getattr(config, "alibi", False):
         return None
     if getattr(config, "keep_window_size", None) or getattr(config, "attention_layers", None):
         return None  # Doge keeps the top scores of a whole row; GPT-Neo's windows count positions in the row
@@ -200,13 +203,14 @@ def attention_windows(base: PreTrainedModel) -> dict[str, int | None] | None:
     # The key alone isn't enough: converted checkpoints carry it into architectures that neither declare nor use it.
     alone = "sliding_attention" if window and hasattr(type(config), "sliding_window") else "full_attention"
     kinds = set(getattr(config, "layer_types", None) or [alone])
+    kinds = kinds - states.layer_types or {alone} if states else kinds
     if kinds - {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and not window):
         return None
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
 
 
 def _positions(base: PreTrainedModel) -> int | None:
-    """Return how long a row may be before its length changes the rotary frequencies of all its positions."""
+    """Return the length from which a row's length changes the rotary frequencies of all its positions."""
     config = base.config.get_text_config()
     ropes = rope_parameters(config)
     limits = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
@@ -247,6 +251,7 @@ class TreeMask:
         self.ends = np.repeat(_subtree_ends(tree), np.diff(tree.node_starts))
         """(tokens,): end of the subtree of each token's node."""
         self.dtype, self.device = dtype, device
+        self.states: Any = None  # of layers that carry one: their plan along the tree
 
     def rows(self, start: int, stop: int) -> Any:
         """Return the mask of queries ``start`` to ``stop``, or a dict of masks if the model has several layer types."""

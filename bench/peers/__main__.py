@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--only", action="append", choices=PARTS, help="run only this part; may be repeated")
     add(
         "--size",
-        choices=("toy", "tiny", "30m"),
+        choices=[kind + size for kind in ("", "qwen3.5-") for size in ("toy", "tiny", "30m")],
         default="tiny",
         help="size of the random model: tiny has 3.7M parameters",
     )

@@ -5,6 +5,7 @@ The learning rate is 0, so every step of every side starts from the same weights
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from argparse import Namespace
@@ -30,6 +31,7 @@ TRL = "TRL GRPOTrainer.compute_loss"
 ART_ROWS = "ART, one history per row (LocalBackend)"
 ART_PACKED = "ART, packed (Megatron)"
 DENSE = "naive tree, dense mask"
+PATHS = "ours, by paths"
 OURS = "ours"
 
 
@@ -98,6 +100,13 @@ def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: in
         ART_PACKED: lambda: art(ART_PACKED, True),
         DENSE: lambda: Side(
             DENSE, lambda m: ours.backward(m, [batch.tree], dense_tree_logprobs), model, unique, unique
+        ),
+        PATHS: lambda: Side(
+            PATHS,
+            lambda m: ours.backward(m, [batch.tree], functools.partial(ours.logprobs, backend="paths")),
+            model,
+            histories,
+            histories,
         ),
         OURS: lambda: Side(
             OURS, lambda m: ours.backward(m, [batch.tree]), model, unique, ours.computed_tokens([batch.tree])
