@@ -25,7 +25,7 @@ from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
 from art_core.learner.tree_attention import filled, only_rows
 from art_core.learner.tree_forward import tree_outputs, way_of
-from art_core.learner.tree_support import TreeMask, flex_blocks, support
+from art_core.learner.tree_support import Support, TreeMask, flex_blocks, support
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 
@@ -145,17 +145,17 @@ def test_the_entropy_is_that_of_each_distribution_that_was_sampled_from():
 def test_the_block_mask_holds_what_the_dense_mask_shows(trajectories, window, data):
     tree = build_tree(trajectories)
     start = data.draw(st.integers(0, tree.num_tokens - 1))
-    stop = data.draw(st.integers(start + 1, tree.num_tokens))
+    stop, windows = data.draw(st.integers(start + 1, tree.num_tokens)), {"full_attention": window}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("art_core.learner.tree_support.FLEX_BLOCK", 4)
-        masks = TreeMask(tree, {"full_attention": window}, "dense", torch.float32, torch.device("cpu"))
+        masks = TreeMask(tree, Support("dense", windows=windows), torch.float32, torch.device("cpu"))
         seen = masks.rows(start, stop)[0, 0].numpy() == 0
         some, whole = flex_blocks(masks.depths, masks.ends, start, stop, masks.windows["full_attention"])
         for i, j in np.ndindex(some.shape):
             block = seen[4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
             assert block.all() if whole[i, j] else some[i, j] or not block.any()
             assert not (some[i, j] and whole[i, j])
-        flex = TreeMask(tree, {"full_attention": window}, "flex", torch.float32, torch.device("cpu")).rows(start, stop)
+        flex = TreeMask(tree, Support("flex", windows=windows), torch.float32, torch.device("cpu")).rows(start, stop)
         rows, columns = torch.meshgrid(torch.arange(stop - start), torch.arange(stop), indexing="ij")
         assert (flex.mask_mod(0, 0, rows, columns).numpy() == seen).all()
         assert flex.shape == (1, 1, stop - start, stop)

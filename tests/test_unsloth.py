@@ -7,11 +7,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from tree_cases import make_model
 
 import art_core as art
@@ -26,19 +25,24 @@ CHILD = Path(__file__).parent / "unsloth_child.py"
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral with a window", "gemma3 with a window", "qwen3-moe"]
 
 
-def in_child(*arguments, **environment):
-    """Run unsloth_child.py and return the JSON of its last line."""
-    path = os.pathsep.join([*map(str, (CHILD.parent.parent, CHILD.parent)), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *map(str, arguments)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) == 1, f"Unsloth printed: {done.stdout}"
-    return json.loads(done.stdout) | {"said": done.stderr}
+@pytest.fixture
+def in_child(tmp_path, monkeypatch):
+    """Runs unsloth_child.py in a process with torch loaded, and returns the JSON of its last line."""
+
+    def run(*arguments, **environment):
+        path = os.pathsep.join([*map(str, (CHILD.parent.parent, CHILD.parent)), os.environ.get("PYTHONPATH", "")])
+        for name, value in {"HF_HUB_OFFLINE": "1", "PYTHONPATH": path, **environment}.items():
+            monkeypatch.setenv(name, value)
+        code = f"__file__ = {str(CHILD)!r}\n{CHILD.read_text()}"
+        with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+            started = warm.program(code, arguments, cwd=tmp_path, stdout=out.fileno(), stderr=err.fileno())
+            status = started.wait(200)
+        printed, said = ((tmp_path / name).read_text() for name in ("out", "err"))
+        assert status == 0, said[-3000:]
+        assert len(printed.splitlines()) == 1, f"Unsloth printed: {printed}"
+        return json.loads(printed) | {"said": said}
+
+    return run
 
 
 @pytest.fixture
@@ -112,28 +116,28 @@ def test_four_bits_are_refused_by_the_torch_learner():
 
 
 @pytest.mark.engines
-def test_gradients_agree_with_the_torch_learners(tmp_path):
+def test_gradients_agree_with_the_torch_learners(in_child, tmp_path):
     for family, found in in_child("gradients", ",".join(FAMILIES), tmp_path)["families"].items():
         assert found["error"] < 1e-4 and found["gradients"] > 0, (family, found)
         assert found["passes"] == 1, f"the tree of {family} must go through in one pass"
 
 
 @pytest.mark.engines
-def test_a_model_that_forgets_its_mask_trains_one_row_per_path_and_says_so(tmp_path):
+def test_a_model_that_forgets_its_mask_trains_one_row_per_path_and_says_so(in_child, tmp_path):
     found = in_child("paths", "llama", tmp_path)
     assert found["error"] < 1e-4 and found["passes"] > 1
     assert "cannot follow a token tree (its logprobs differ by" in found["said"]
 
 
 @pytest.mark.engines
-def test_a_step_changes_the_weights_and_a_checkpoint_continues_to_the_bit(tmp_path):
+def test_a_step_changes_the_weights_and_a_checkpoint_continues_to_the_bit(in_child, tmp_path):
     found = in_child("steps", "qwen3", tmp_path)
     assert found["changed"] > 0 and found["after_restore"] == 0
     assert found["adapter_merged_by_peft"] < 1e-6
 
 
 @pytest.mark.engines
-def test_a_run_trains_with_unsloth_and_its_engine_serves_the_merged_weights(tmp_path):
+def test_a_run_trains_with_unsloth_and_its_engine_serves_the_merged_weights(in_child, tmp_path):
     found = in_child("train", "tiny", tmp_path, UNSLOTH_ALLOW_CPU="1")
     assert found["unsloth"] and "learner='auto' takes unsloth" in found["said"]
     assert found["grad_norms"][0] > 0
@@ -141,12 +145,12 @@ def test_a_run_trains_with_unsloth_and_its_engine_serves_the_merged_weights(tmp_
 
 
 @pytest.mark.engines
-def test_whole_weights_and_four_bits_without_a_gpu_are_refused(tmp_path):
+def test_whole_weights_and_four_bits_without_a_gpu_are_refused(in_child, tmp_path):
     found = in_child("refusals", "tiny", tmp_path)
     assert "lora_rank=16" in found["whole"] and "needs a GPU" in found["four_bits"]
 
 
 @pytest.mark.engines
-def test_the_torch_learner_and_the_engine_work_in_a_process_with_unsloth(tmp_path):
+def test_the_torch_learner_and_the_engine_work_in_a_process_with_unsloth(in_child, tmp_path):
     found = in_child("together", "qwen3", tmp_path)
     assert found["torch_learner"] < 1e-6 and found["engine"] < 1e-4

@@ -34,8 +34,8 @@ logger = logging.getLogger("art_core.learner")
 CACHE_FRIENDLY = 2**22
 """Activations of one kind per piece on a CPU: beyond 16 MiB per tensor the allocator returns pages to the system and fetches
 them again, which costs a tenth of the step."""
-MOST_PIECES = 8
-"""Maximum number of pieces if all activations are kept: every piece keeps the keys and values of those before it."""
+MOST_PIECES = 8  # if all activations are kept: every piece keeps the keys and values of those before it
+_warned: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
 ROPE_DEPENDS = (
     "beyond {} positions its rotary embedding depends on a row's length, so such trees are computed path by path; calls "
     "that end before their path does may differ from what was sampled"
@@ -86,8 +86,7 @@ def tree_outputs(
         _warn_once(base, ROPE_DEPENDS.format(way.positions))
         way = PATHS
     if base.is_gradient_checkpointing and base.training:
-        # Layers that are checkpointed one by one accept no cache, by which a piece sees the pieces before it, and are
-        # recomputed after ``only_rows`` has ended.
+        # Layers that are checkpointed one by one accept no cache, and are recomputed after ``only_rows`` has ended.
         way = replace(way, pieces=False, trims=False)
     recompute = max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
     if recompute and not way.pieces and way.backend != "paths":
@@ -113,8 +112,7 @@ def _compute(
     """Compute ``targets`` in this ``way``; ``recompute`` keeps no activations but keys and values."""
     if way.backend == "paths":
         return _path_by_path(base, tree, targets, way.head, recompute)
-    masks = TreeMask(tree, way.windows, way.backend, base.dtype, _device(base))
-    masks.states = way.states(tree) if way.states else None
+    masks = TreeMask(tree, way, base.dtype, _device(base))
     rows = _Rows(tree, targets, tree.target_contexts[targets], _device(base))
     if way.head:
         return _piece_by_piece(base, tree, rows, way, masks, piece, recompute)
@@ -283,9 +281,6 @@ def _warn_once(base: PreTrainedModel, message: str) -> None:
     if message not in (warned := _warned.setdefault(base, set())):
         warned.add(message)
         logger.warning("%s: %s", type(base).__name__, message)
-
-
-_warned: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
 
 
 def _base(model: torch.nn.Module) -> PreTrainedModel:

@@ -32,8 +32,9 @@ logger = logging.getLogger("art_core.learner")
 FLEX_BLOCK = 128  # side of a block of FlexAttention's mask in tokens; its default
 TOLERANCE = {2: 0.05, 4: 1e-4, 8: 1e-4}
 """By the bytes of a number: logprobs that differ by less on average are equal. Norms and softmax are float32 in any model."""
-LAYER_STATES = "art.layer_states"
-"""Entry points: each maps a model to what plans the states of its layers along a tree, or None."""
+LAYER_STATES = (
+    "art.layer_states"  # entry points: each maps a model to what plans its layers' states along a tree, or None
+)
 PROBE_PIECE = 5  # tokens of a piece when pieces are tried: cuts the small tree within a segment and between two
 
 
@@ -66,8 +67,7 @@ class Support:
 
 
 PATHS = Support("paths")
-Compute = Callable[[TokenTree, Support, int | None], Tensor]
-"""(tree, way, tokens of a piece or None for one piece) -> logprobs (targets,) without gradient."""
+Compute = Callable[[TokenTree, Support, int | None], Tensor]  # (tree, way, tokens of a piece) -> logprobs (targets,)
 _known: WeakKeyDictionary[PreTrainedModel, dict[tuple, Support]] = WeakKeyDictionary()  # by what the answer depends on
 
 
@@ -102,7 +102,9 @@ def _find(base: PreTrainedModel, backend: str | None, compute: Compute) -> Suppo
     entries = importlib.metadata.entry_points(group=LAYER_STATES)
     states = next((states for entry in entries if (states := entry.load()(base))), None)
     windows = attention_windows(base, states)
-    reason = "its layers carry states that no plugin plans, or it takes no positions: docs/models.md"
+    reason = (
+        "it has states that no plugin plans, other attention than full and sliding, or no positions: docs/models.md"
+    )
     if windows is not None and backend != "paths":
         with attention_of(base, "eager"):  # the reference: kernels leave out what they can't do
             probe = _Probe(base, compute)
@@ -236,27 +238,28 @@ def _without_dropout(base: PreTrainedModel) -> Iterator[None]:
 class TreeMask:
     """The masks of a tree, for any range of its tokens as queries and all tokens up to the range's end as keys.
 
-    ``windows``: layer type -> sliding window in tokens, or None.
+    ``way`` has the backend, the sliding windows, and the plan of layers that carry a state.
     """
 
-    def __init__(
-        self, tree: TokenTree, windows: Mapping[str, int | None], backend: str, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, tree: TokenTree, way: Support, dtype: torch.dtype, device: torch.device) -> None:
         deepest = int(tree.depths.max(initial=0)) + 1
         # A window longer than every path hides nothing.
-        self.windows = {kind: window if window and window < deepest else 0 for kind, window in windows.items()}
-        self.make = {"segments": self._segments, "flex": self._flex, "dense": self._dense}[backend]
+        self.windows = {kind: window if window and window < deepest else 0 for kind, window in way.windows.items()}
+        self.make = {"segments": self._segments, "flex": self._flex, "dense": self._dense}[way.backend]
         self.segments = segments(tree)
         self.depths = tree.depths
         self.ends = np.repeat(_subtree_ends(tree), np.diff(tree.node_starts))
         """(tokens,): end of the subtree of each token's node."""
-        self.dtype, self.device = dtype, device
-        self.states: Any = None  # of layers that carry one: their plan along the tree
+        self.dtype, self.device, self.states = dtype, device, way.states(tree) if way.states else None
 
     def rows(self, start: int, stop: int) -> Any:
         """Return the mask of queries ``start`` to ``stop``, or a dict of masks if the model has several layer types."""
         made = {window: self.make(start, stop, window) for window in set(self.windows.values())}
         masks = {kind: made[window] for kind, window in self.windows.items()}
+        if self.states and (
+            len(masks) > 1 or self.make == self._flex
+        ):  # which transformers can't turn into other masks
+            masks |= dict.fromkeys(self.states.layer_types)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _segments(self, start: int, stop: int, window: int) -> Tensor:

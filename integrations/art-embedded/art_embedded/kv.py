@@ -48,7 +48,7 @@ class KeyValues(Protocol):
     """The stored keys and values of rows, and the forward pass that reads and extends them."""
 
     shares_prefixes: bool
-    """Whether the front part of a row can be copied or kept; else rows can only be continued as a whole."""
+    """Whether the front part of a row can be copied or kept; else rows can be continued from their end or their mark only."""
     reads_prefixes_once: bool
     """Whether ``Batch.shared`` makes a forward pass faster."""
     token_bytes: int
@@ -59,6 +59,10 @@ class KeyValues(Protocol):
         ...
 
     def copy(self, source: int, target: int, length: int) -> None: ...
+
+    def mark(self, row: int) -> None:
+        """Keep the row's state as it is now, so that it can be copied later. Called only if prefixes can't be shared."""
+        ...
 
     def swap(self, a: int, b: int, lengths: tuple[int, int]) -> None: ...
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +20,15 @@ from art_embedded.kv import Batch
 class _Row:
     ids: list[int] = field(default_factory=list)
     cache: DynamicCache | None = None
+    mark: _Row | None = None
+    """As it was when it was marked. Never changed, so copies may share it."""
+
+    def copy(self) -> _Row:
+        return _Row([*self.ids], copy.deepcopy(self.cache), self.mark)
 
 
 class PlainKeyValues:
-    """One transformers cache per row. A state can't be truncated, so rows can only be continued or copied as a whole."""
+    """One transformers cache per row. A state can't be truncated: rows are continued from their end or copied from their mark."""
 
     shares_prefixes = reads_prefixes_once = False
 
@@ -39,7 +44,13 @@ class PlainKeyValues:
         self.rows = {number: row for number, row in self.rows.items() if number < rows}
 
     def copy(self, source: int, target: int, length: int) -> None:
-        self.rows[target] = copy.deepcopy(self.rows[source])
+        row = self.rows[source]
+        if length < len(row.ids):
+            row = replace(row.mark, mark=row.mark)
+        self.rows[target] = row.copy()
+
+    def mark(self, row: int) -> None:
+        self.rows[row].mark = self.rows[row].copy()
 
     def swap(self, a: int, b: int, lengths: tuple[int, int]) -> None:
         moved = {new: self.rows.pop(old) for old, new in ((a, b), (b, a)) if old in self.rows}

@@ -56,6 +56,9 @@ class Rows:
     """(count,): stored tokens."""
     claimed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """(count,): valid tokens in ``history``, stored or not yet."""
+    marks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(count,): where a prompt's state is kept besides that of the row's end, for models whose states can't be truncated; from
+    ``lengths`` on it is still to be computed, 0 is none."""
     used: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """(count,): when the row was last assigned or released, in ticks of ``clock``, which counts these events."""
     occupants: list[Occupant | None] = field(default_factory=list)
@@ -71,17 +74,28 @@ class Rows:
         Returns False if no row is free, or if waiting a step saves work.
         """
         match = self.match(prompt)
-        if self.kv.shares_prefixes and match.promised >= match.stored + WORTH_WAITING:
+        if match.promised >= match.stored + WORTH_WAITING:
             return False
         row = self._row_for(match)
         if row is None:
             return False
-        if match.stored and row != match.row:
+        cuts_state = not self.kv.shares_prefixes and match.stored < self.lengths[match.row]
+        if match.stored and (row != match.row or cuts_state):
             self.kv.copy(match.row, row, match.stored)
+        mark = int(self.marks[match.row])
+        self.marks[row] = mark if mark <= match.stored else 0
+        if not self.kv.shares_prefixes and len(prompt) - 1 >= match.stored + WORTH_WAITING:
+            self.marks[row] = len(prompt) - 1
         self.history[row, : len(prompt)] = prompt
         self.lengths[row], self.claimed[row] = match.stored, len(prompt)
         self._touch(row, occupant)
         return True
+
+    def store(self, row: int, tokens: int) -> None:
+        """Note that so many more tokens of a row are stored."""
+        self.lengths[row] += tokens
+        if self.lengths[row] == self.marks[row]:
+            self.kv.mark(row)
 
     def release(self, occupant: Occupant) -> None:
         """Free the row; its content stays for the next prompt with the same beginning."""
@@ -104,13 +118,14 @@ class Rows:
             return Match(row=0, stored=0, promised=0)
         differs = self.history[:, :width] != prompt[:width]
         common = np.where(differs.any(1), differs.argmax(1), width)
-        stored = np.minimum(common, self.lengths)
+        stored, promised = np.minimum(common, self.lengths), np.minimum(common, self.claimed)
         if not self.kv.shares_prefixes:
-            stored = np.where(stored == self.lengths, stored, 0)
+            promised = np.where((self.marks <= common) & (self.marks <= self.claimed), self.marks, 0)
+            stored = np.where(common >= self.lengths, self.lengths, np.where(self.marks <= self.lengths, promised, 0))
         whole = stored == self.lengths
         idle = np.array([occupant is None for occupant in self.occupants])
         row = int((stored * 4 + idle * 2 + whole).argmax())
-        return Match(row, int(stored[row]), int(np.minimum(common, self.claimed).max()))
+        return Match(row, int(stored[row]), int(promised.max()))
 
     def _row_for(self, match: Match) -> int | None:
         if self.occupants[match.row] is None and self.lengths[match.row] - match.stored <= WORTH_LOSING:
@@ -143,7 +158,7 @@ class Rows:
 
     def _resize(self, count: int, capacity: int) -> None:
         rows, width = min(count, self.count), min(capacity, self.capacity)
-        for name in ("lengths", "claimed", "used"):
+        for name in ("lengths", "claimed", "marks", "used"):
             column = np.zeros(count, np.int64)
             column[:rows] = getattr(self, name)[:rows]
             setattr(self, name, column)
@@ -173,7 +188,7 @@ class Rows:
 
     def _swap(self, a: int, b: int) -> None:
         self.kv.swap(a, b, (int(self.lengths[a]), int(self.lengths[b])))
-        for column in (self.history, self.lengths, self.claimed, self.used):
+        for column in (self.history, self.lengths, self.claimed, self.marks, self.used):
             column[[a, b]] = column[[b, a]]
         self.occupants[a], self.occupants[b] = self.occupants[b], self.occupants[a]
         for row in (a, b):
@@ -188,6 +203,7 @@ class Rows:
         """
         self.lengths[:] = 0
         self.claimed[:] = 0
+        self.marks[:] = 0
         if self.count and not any(self.occupants) and _capacity(self.longest) < self.capacity:
             self._resize(self.count, _capacity(self.longest))
         self.longest = 0

@@ -181,7 +181,7 @@ class Scheduler:
         self.counts["prompt_tokens"] += len(batch.ids) - batch.decoding
         rows = self.rows
         for generation, count in fed:
-            rows.lengths[generation.row] += count
+            rows.store(generation.row, count)
         for generation in answering:
             if generation in self._prompting:
                 self._prompting.remove(generation)
@@ -208,8 +208,8 @@ class Scheduler:
         fed, answering = [(generation, 1) for generation in self._decoding], list(self._decoding)
         budget = PROMPT_TOKENS_PER_STEP
         for generation in self._prompting:
-            past, start = int(rows.lengths[generation.row]), len(batch.ids)
-            run = generation.prompt[past : past + budget]
+            past, mark, start = int(rows.lengths[generation.row]), int(rows.marks[generation.row]), len(batch.ids)
+            run = generation.prompt[past : min(past + budget, mark) if past < mark else past + budget]
             if not run:
                 break
             budget -= len(run)

@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -97,6 +99,16 @@ def make_model(family: str, vocab_size: int):
         ),
         "gpt_oss": lambda: GptOssForCausalLM(
             GptOssConfig(**sizes, sliding_window=16, layer_types=windows, num_local_experts=4, num_experts_per_tok=2)
+        ),
+        "qwen3_5": lambda: Qwen3_5ForCausalLM(
+            Qwen3_5TextConfig(
+                **{**sizes, "initializer_range": 0.1},  # more makes the recurrence multiply rounding
+                layer_types=["linear_attention", "full_attention", "linear_attention"],
+                linear_key_head_dim=8,
+                linear_value_head_dim=8,
+                linear_num_key_heads=4,
+                linear_num_value_heads=4,
+            )
         ),
         "bloom": lambda: BloomForCausalLM(
             BloomConfig(

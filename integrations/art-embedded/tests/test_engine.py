@@ -66,6 +66,39 @@ async def test_a_model_with_an_attention_of_its_own_is_served_too(open_engine, s
     assert max(worst_difference(model, *answer) for answers in talks for answer in answers) < 1e-4
 
 
+def cached(answer: dict) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba"])
+async def test_a_state_is_kept_at_the_end_of_a_prompt_for_the_rest_of_its_group(
+    family, open_engine, save_model, monkeypatch
+):
+    monkeypatch.setattr("art_embedded.scheduler.PROMPT_TOKENS_PER_STEP", 32)
+    engine = await open_engine(family, max_concurrent=4)
+    group = await asyncio.gather(*[engine.chat(ask(ROME * 4, max_tokens=6, n=2)) for _ in range(4)])
+    [prompt] = {len(answer["prompt_token_ids"]) for answer in group}
+    assert sum(cached(answer) == prompt - 1 for answer in group) >= 3
+    # A turn that doesn't repeat what was sampled still finds the prompt; one that does, the whole.
+    asked = [{"role": "user", "content": ROME * 4}]
+    turns = [
+        await engine.chat({"messages": [*asked, said, {"role": "user", "content": "and then?"}], "max_tokens": 6})
+        for said in ({"role": "assistant", "content": "Rome!"}, group[0]["choices"][0]["message"])
+    ]
+    assert cached(turns[0]) == prompt - 1
+    model = plain_model(save_model(family))
+    assert max(worst_difference(model, answer) for answer in [*group, *turns]) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba"])
+async def test_answers_of_a_model_with_states_are_right_while_requests_join_and_leave(family, open_engine, save_model):
+    engine = await open_engine(family, max_concurrent=4)
+    talks = await asyncio.gather(*[talk(engine, client) for client in range(10)])
+    model = plain_model(save_model(family))
+    assert max(worst_difference(model, *answer) for answers in talks for answer in answers) < 1e-4
+    assert any(cached(answer) > 10 for answers in talks for answer, _ in answers)
+
+
 async def test_a_prompt_longer_than_a_step_is_computed_in_pieces(open_engine, save_model, monkeypatch):
     monkeypatch.setattr("art_embedded.scheduler.PROMPT_TOKENS_PER_STEP", 32)
     engine = await open_engine("mistral")

@@ -6,6 +6,7 @@ it is the last token of the parent. A piece is a range of tokens that is compute
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +97,8 @@ class Piece:
     device: torch.device
     states: Tensor | None = None
     """Of earlier pieces, in the layer that is being computed; set by its cache."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """How often each function has followed the tree in this pass."""
     _made: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def layout(self, width: int) -> Layout:

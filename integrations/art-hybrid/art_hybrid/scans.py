@@ -152,4 +152,5 @@ def _along(chunks: Chunks, earlier: Tensor | None, zero: Tensor, step: Step, *wi
         outputs.append(output)
         states.append(before)
     out = torch.cat(outputs).movedim(1, 2).flatten(0, 1)
-    return out.index_select(0, chunks.places).unsqueeze(0), torch.cat(states).index_select(0, chunks.passed_on)
+    passed_on = torch.cat(states).index_select(0, chunks.passed_on) if len(chunks.passed_on) else zero[:0]
+    return out.index_select(0, chunks.places).unsqueeze(0), passed_on

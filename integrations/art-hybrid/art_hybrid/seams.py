@@ -1,6 +1,7 @@
 """The functions through which a layer of transformers reads what came before a token, made to follow a tree.
 
-Every family has them by these names in its own module. A call for a Piece is computed along the tree; all others pass through.
+Every family has them by these names in its own module. A call for a Piece is computed along the tree; every other call reaches
+the original. After a pass, hooks check that all layers with a state followed: a model may drop the piece on its way to them.
 """
 
 from __future__ import annotations
@@ -10,41 +11,79 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from art_hybrid.plan import Piece
 from art_hybrid.scans import delta_rule, mamba2
 
 Function = Callable[..., Any]
-Function = Callable[..., Any]
+STATE_TYPES = frozenset({"linear_attention", "conv", "hybrid"})
+"""Kinds of layers, as configs name them, that carry a state."""
+FUSED = "mamba2_split_conv1d_scan_combined"
+OTHER_SCANS = ("mamba_selective_scan",)
+"""Functions of families whose states can't be followed."""
+_checked: WeakSet[torch.nn.Module] = WeakSet()
 
 
-def follow_trees(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` that carry a state follow a tree, and return whether it has any."""
+def follow_trees(model: PreTrainedModel) -> bool:
+    """Let the layers of ``model`` that carry a state follow a tree, and return whether it has any, and all can."""
     names = {type(module).__module__ for module in model.modules()}
-    return any([_wrap(sys.modules[name]) for name in names])  # a list, so that all are wrapped
+    modules = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    layers = sum(kind in STATE_TYPES for kind in kinds)
+    if not layers or any(hasattr(module, name) for module in modules for name in OTHER_SCANS):
+        return False
+    wrapped = {name for module in modules for name in _wrap(module)}
+    expected = dict.fromkeys(wrapped - {FUSED}, layers)
+    for module in (model, model.get_decoder()):
+        if wrapped and module not in _checked:
+            _checked.add(module)
+            module.register_forward_pre_hook(_begin, with_kwargs=True)
+            module.register_forward_hook(functools.partial(_check, expected), with_kwargs=True)
+    return bool(wrapped)
 
 
-def _wrap(module: ModuleType) -> bool:
-    seams = [name for name in SEAMS if hasattr(module, name)]
+def _begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if isinstance(piece := kwargs.get("seq_idx"), Piece):
+        piece.calls.clear()
+
+
+def _check(
+    expected: dict[str, int], model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    piece = kwargs.get("seq_idx")
+    if isinstance(piece, Piece) and piece.calls != expected:
+        raise RuntimeError(
+            f"{type(model).__name__} doesn't pass seq_idx to all layers with a state: a tree needs {expected}, and there were "
+            f"{dict(piece.calls)}"
+        )
+
+
+def _wrap(module: ModuleType) -> list[str]:
+    """Wrap the functions that the module has, and return their names."""
+    seams = [name for name in SEAMS if callable(getattr(module, name, None))]
     for name in seams:
         function = getattr(module, name)
         if not hasattr(function, "along_rows"):
-            setattr(module, name, _dispatching(function, SEAMS[name]))
-    return bool(seams)
+            setattr(module, name, _dispatching(name, function))
+    return seams
 
 
-def _dispatching(original: Function, along_tree: Function) -> Function:
+def _dispatching(name: str, original: Function) -> Function:
     @functools.wraps(original)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         piece = kwargs.get("seq_idx")
         if not isinstance(piece, Piece):
             return original(*args, **kwargs)
         del kwargs["seq_idx"]
-        return along_tree(piece, original, *args, **kwargs)
+        if name != FUSED:
+            piece.calls[name] += 1
+        return SEAMS[name](piece, original, *args, **kwargs)
 
     dispatch.along_rows = original
     return dispatch
@@ -77,5 +116,5 @@ SEAMS: dict[str, Function] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
     "mamba2_chunk_scan": _mamba2,
-    "mamba2_split_conv1d_scan_combined": _not_fused,
+    FUSED: _not_fused,
 }

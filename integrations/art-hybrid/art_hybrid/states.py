@@ -12,13 +12,14 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from art_core.learner.tree_forward import PieceLayer
 from art_hybrid.plan import Piece, TreePlan
+from art_hybrid.seams import STATE_TYPES
 
 
 class ForkedStates(TreePlan):
     """Plans a tree for layers that carry a state: what the learner asks of the entry points ``art.layer_states``."""
 
-    layer_types = frozenset({"linear_attention", "conv", "hybrid", "mlp", "moe"})
-    """Kinds of layers, as configs name them, that may carry a state or don't read what comes before a token."""
+    layer_types = STATE_TYPES | {"mlp", "moe"}
+    """Kinds of layers, as configs name them, that carry a state or don't read what comes before a token."""
 
     def piece(self, start: int, stop: int, device: torch.device) -> CachedPiece:
         """Return the plan of tokens ``start`` to ``stop``, for the layers' argument ``seq_idx``."""

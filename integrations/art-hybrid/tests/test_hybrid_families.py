@@ -5,14 +5,25 @@ import sys
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from tree_cases import FORKED, HYBRID_FAMILIES, check_equals_call_by_call, make_model, trajectory_lists
+from tree_cases import (
+    FORKED,
+    HYBRID_FAMILIES,
+    SIZES,
+    check_equals_call_by_call,
+    make_call,
+    make_model,
+    trajectory_lists,
+)
 
 from art_core.learner import tree_logprobs
 from art_core.learner.tree_forward import way_of
 from art_core.token_tree import build_tree
+from art_core.types import Trajectory
+from art_hybrid import forked_states
 from art_hybrid.seams import follow_trees
 
 MODELS = {
@@ -65,6 +76,46 @@ def test_rows_of_a_model_are_computed_as_before(family):
     tree_logprobs(model, build_tree(FORKED))
     assert torch.equal(model(input_ids=ids).logits, before)
     assert torch.equal(model(input_ids=ids, seq_idx=None).logits, before)
+
+
+def long_trajectories():
+    """Segments of many chunks, and turns whose ends are no multiples of a chunk."""
+    ids = [3 + (7 * place + place // 5) % 9 for place in range(150)]
+    first, second = make_call(ids[:50], ids[50:83]), make_call(ids[:83] + ids[:21], ids[30:61])
+    fork = make_call(ids[:67] + ids[5:9], ids[100:140])
+    return [
+        Trajectory(task="t", calls=(first, second)),
+        Trajectory(task="t", calls=(fork, make_call(ids[9:40], ids[:19]))),
+    ]
+
+
+@pytest.mark.parametrize("tokens", [None, 7, 33])
+@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+def test_long_segments_are_computed_as_in_rows(family, tokens):
+    check_equals_call_by_call(MODELS[family], long_trajectories(), max_tokens=tokens)
+
+
+def test_a_model_that_loses_the_plan_on_the_way_to_its_layers_is_computed_path_by_path():
+    make = transformers.Mamba2Config, {"num_heads": 4, "head_dim": 8, "state_size": 4, "n_groups": 2, "chunk_size": 8}
+    model = make_model("mamba 2", dtype=torch.float32, families={"mamba 2": make})
+    assert way_of(model).backend == "segments", "the layers get it from the backbone, which the chunked head calls"
+    check_equals_call_by_call(model, long_trajectories())
+    assert way_of(model.bfloat16()).backend == "paths", "the whole model drops it"
+
+
+def test_a_state_that_no_scan_here_follows_is_not_planned():
+    config = transformers.JambaConfig(
+        **{**SIZES, "initializer_range": 0.02}, attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=4
+    )
+    model = transformers.JambaForCausalLM(config).eval()
+    assert forked_states(model) is None and way_of(model).backend == "paths"
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")  # dynamo's own
+def test_flex_attention_gets_its_mask_beside_layers_with_a_state():
+    with torch.no_grad():  # it has no backward pass on CPUs
+        assert way_of(make_model("qwen3.5", dtype=torch.float32), "flex").backend == "flex"
 
 
 def test_an_adapted_model_takes_the_tree_too():

@@ -8,9 +8,9 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_ray():
-    """A Ray that a user's own code has initialised."""
+    """A Ray that a user's own code has initialised. It ends with its file, because an idle one takes processor time."""
     import ray
 
     from art_ray.cluster import on_loopback
