@@ -18,7 +18,8 @@ from art_core.runtime.memory import machine_memory
 from art_core.types import Loss, LossInputs, TokenTree
 
 MEMORY_SHARE = 0.25
-"""Of the memory, for the activations of a pass if ``max_tokens_per_pass`` isn't set; the rest is for all else in the run."""
+"""Share of the memory for the activations of one pass if ``max_tokens_per_pass`` isn't set; the rest is for agents, engine,
+optimizer and gradients."""
 MOST_TOKENS = 65536  # most tokens in a pass, even if memory would hold more: longer passes aren't faster
 LEAST_TOKENS = 256
 """Fewest tokens to which memory limits a pass; in smaller passes memory that doesn't grow with the tokens dominates."""

@@ -86,7 +86,8 @@ def tree_outputs(
         _warn_once(base, ROPE_DEPENDS.format(way.positions))
         way = PATHS
     if base.is_gradient_checkpointing and base.training:
-        # Layers that are checkpointed one by one accept no cache, and are recomputed after ``only_rows`` has ended.
+        # Layers that are checkpointed one by one accept no cache, by which a piece sees the pieces before it, and are
+        # recomputed after ``only_rows`` has ended.
         way = replace(way, pieces=False, trims=False)
     recompute = max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
     if recompute and not way.pieces and way.backend != "paths":

@@ -32,9 +32,7 @@ logger = logging.getLogger("art_core.learner")
 FLEX_BLOCK = 128  # side of a block of FlexAttention's mask in tokens; its default
 TOLERANCE = {2: 0.05, 4: 1e-4, 8: 1e-4}
 """By the bytes of a number: logprobs that differ by less on average are equal. Norms and softmax are float32 in any model."""
-LAYER_STATES = (
-    "art.layer_states"  # entry points: each maps a model to what plans its layers' states along a tree, or None
-)
+LAYER_STATES = "art.layer_states"  # entry points: map a model to what plans its layers' states along a tree, or to None
 PROBE_PIECE = 5  # tokens of a piece when pieces are tried: cuts the small tree within a segment and between two
 
 
@@ -68,7 +66,8 @@ class Support:
 
 PATHS = Support("paths")
 Compute = Callable[[TokenTree, Support, int | None], Tensor]  # (tree, way, tokens of a piece) -> logprobs (targets,)
-_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, Support]] = WeakKeyDictionary()  # by what the answer depends on
+_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, Support]] = WeakKeyDictionary()
+"""By what the answer depends on: the backend requested, and what can change about a loaded model."""
 
 
 def support(base: PreTrainedModel, backend: str | None, compute: Compute) -> Support:
@@ -102,9 +101,7 @@ def _find(base: PreTrainedModel, backend: str | None, compute: Compute) -> Suppo
     entries = importlib.metadata.entry_points(group=LAYER_STATES)
     states = next((states for entry in entries if (states := entry.load()(base))), None)
     windows = attention_windows(base, states)
-    reason = (
-        "it has states that no plugin plans, other attention than full and sliding, or no positions: docs/models.md"
-    )
+    reason = "states that no plugin plans, attention other than full and sliding, or no positions: docs/models.md"
     if windows is not None and backend != "paths":
         with attention_of(base, "eager"):  # the reference: kernels leave out what they can't do
             probe = _Probe(base, compute)
@@ -256,9 +253,7 @@ class TreeMask:
         """Return the mask of queries ``start`` to ``stop``, or a dict of masks if the model has several layer types."""
         made = {window: self.make(start, stop, window) for window in set(self.windows.values())}
         masks = {kind: made[window] for kind, window in self.windows.items()}
-        if self.states and (
-            len(masks) > 1 or self.make == self._flex
-        ):  # which transformers can't turn into other masks
+        if self.states and (len(masks) > 1 or self.make == self._flex):  # transformers can't derive others from these
             masks |= dict.fromkeys(self.states.layer_types)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 

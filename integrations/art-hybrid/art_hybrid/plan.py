@@ -167,7 +167,7 @@ class Piece:
         ]
         return Chunks(
             tokens=self._tensor(np.where(inside, tokens, self.stop) - self.start),
-            parents=[self._tensor(places) for places in parents],
+            parents=[self._tensor(numbers) for numbers in parents],
             places=self._tensor(places),
             passed_on=self._tensor(np.array(ends, dtype=np.int64)),
         )
