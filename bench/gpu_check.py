@@ -72,7 +72,7 @@ class Machine:
     def model(self, size: str, dtype: torch.dtype) -> torch.nn.Module:
         from bench.shapes import random_model
 
-        return random_model("toy" if self.tiny else size, self.vocabulary, dtype, self.device)
+        return random_model(size, self.vocabulary, dtype, self.device)
 
     def tree(self, tokens: int) -> TokenTree:
         from art_core.token_tree import build_tree
@@ -175,6 +175,16 @@ def speed(machine: Machine) -> Iterator[Row]:
     yield from _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
 
 
+def hybrid(machine: Machine) -> Iterator[Row]:
+    """Forward and backward of a model shaped like Qwen3.5 in bfloat16, all weights trained."""
+    from bench.shapes import HYBRID
+
+    yield HEAD
+    size = HYBRID + machine.sizes[0]
+    model = machine.model(size, machine.torch.bfloat16)
+    yield from _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
+
+
 def lora(machine: Machine) -> Iterator[Row]:
     """LoRA of rank 16 on every linear layer with gradient checkpointing, bfloat16."""
     from peft import LoraConfig, get_peft_model
@@ -266,7 +276,9 @@ def _saved(machine: Machine) -> Iterator[str]:
         yield folder
 
 
-SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": unsloth, "learner": learner}
+SECTIONS = {
+    "exactness": exactness, "speed": speed, "hybrid": hybrid, "lora": lora, "unsloth": unsloth, "learner": learner,
+}  # fmt: skip
 
 
 def attempt(work: Work, width: int) -> list[object]:

@@ -108,7 +108,7 @@ def test_a_side_that_needs_too_much_memory_has_no_figure():
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("section", ["exactness", "speed", "lora", "learner"])
+@pytest.mark.parametrize("section", ["exactness", "speed", "hybrid", "lora", "learner"])
 def test_the_gpu_check_runs_without_a_gpu(section):
     options = gpu_check.parse(["--device", "cpu", "--tiny", "--repeats", "1", "--backends", "no such way"])
     head, *rows = gpu_check.SECTIONS[section](gpu_check.Machine(options))

@@ -162,8 +162,8 @@ PATH_FAMILIES = {
 }
 
 
-def make_model(family, dtype=torch.float64, families=TREE_FAMILIES | HYBRID_FAMILIES | PATH_FAMILIES, **fields):
-    make_config, own = families[family]
+def make_model(family, dtype=torch.float64, families=None, **fields):
+    make_config, own = (families or TREE_FAMILIES | HYBRID_FAMILIES | PATH_FAMILIES)[family]
     torch.manual_seed(0)
     config = make_config(**{**SIZES, **own, **fields})
     attention = "eager" if "cap" in family else None  # the other attentions leave the cap out

@@ -1,12 +1,13 @@
 """Models whose layers carry a state compute the token tree as every call on its own, each token once."""
 
+import functools
 import inspect
 import sys
 
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from tree_cases import (
@@ -26,10 +27,9 @@ from art_core.types import Trajectory
 from art_hybrid import forked_states
 from art_hybrid.seams import follow_trees
 
-MODELS = {
-    family: make_model(family, dtype=torch.float32 if family == "nemotron-h" else torch.float64)  # its head is float32
-    for family in HYBRID_FAMILIES
-}
+QUICK = ("qwen3.5", "granite-hybrid", "lfm2")
+"""One of each kind of layer; the others take longer than tests that are run all day may."""
+FAMILIES = [it if it in QUICK else pytest.param(it, marks=pytest.mark.system) for it in HYBRID_FAMILIES]
 
 
 def in_float64(function):
@@ -40,27 +40,33 @@ def in_float64(function):
     return scope[function.__name__]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rows_in_float64():
-    """Rows are the reference here. In float32 they round as much as a tree does, and such small models multiply that."""
+@pytest.fixture(scope="module")
+def model_of():
+    """Makes a family's model, and its rows exact. In float32 they round as a tree does, which a model this small multiplies."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in {sys.modules[type(model).__module__] for model in MODELS.values()}:
+
+        @functools.cache
+        def make(family):
+            # Nemotron-H's head is float32 in any model.
+            model = make_model(family, dtype=torch.float32 if family == "nemotron-h" else torch.float64)
+            module = sys.modules[type(model).__module__]
             for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan"):
                 if function := getattr(module, name, None):
                     patch.setattr(module, name, in_float64(inspect.unwrap(function)))
-        for model in MODELS.values():
             follow_trees(model)
-        yield
+            return model
+
+        yield make
 
 
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=15)
 @given(trajectories=trajectory_lists(), tokens=st.none() | st.integers(1, 9))
-def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, trajectories, tokens):
-    check_equals_call_by_call(MODELS[family], trajectories, max_tokens=tokens)
+def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(model_of, family, trajectories, tokens):
+    check_equals_call_by_call(model_of(family), trajectories, max_tokens=tokens)
 
 
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_token_of_the_tree_is_computed_once(family):
     model, tree, computed = make_model(family), build_tree(FORKED), []
     assert (way_of(model).backend, way_of(model).pieces) == ("segments", True)
@@ -69,7 +75,7 @@ def test_every_token_of_the_tree_is_computed_once(family):
     assert computed == [tree.num_tokens]
 
 
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_a_model_are_computed_as_before(family):
     model, ids = make_model(family), torch.tensor([[3, 4, 5, 6, 7]])
     before = model(input_ids=ids).logits
@@ -90,9 +96,9 @@ def long_trajectories():
 
 
 @pytest.mark.parametrize("tokens", [None, 7, 33])
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
-def test_long_segments_are_computed_as_in_rows(family, tokens):
-    check_equals_call_by_call(MODELS[family], long_trajectories(), max_tokens=tokens)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_segments_are_computed_as_in_rows(model_of, family, tokens):
+    check_equals_call_by_call(model_of(family), long_trajectories(), max_tokens=tokens)
 
 
 def test_a_model_that_loses_the_plan_on_the_way_to_its_layers_is_computed_path_by_path():
@@ -118,14 +124,16 @@ def test_flex_attention_gets_its_mask_beside_layers_with_a_state():
         assert way_of(make_model("qwen3.5", dtype=torch.float32), "flex").backend == "flex"
 
 
-def test_an_adapted_model_takes_the_tree_too():
+def test_an_adapted_model_takes_the_tree_too(model_of):
+    model_of("qwen3.5")
     config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     model = get_peft_model(make_model("qwen3.5"), config).eval()
     check_equals_call_by_call(model, FORKED)
     check_equals_call_by_call(model, FORKED, max_tokens=4)
 
 
-def test_layers_that_are_checkpointed_follow_the_tree_once_more_in_the_backward_pass():
+def test_layers_that_are_checkpointed_follow_the_tree_once_more_in_the_backward_pass(model_of):
+    model_of("qwen3.5")
     model = make_model("qwen3.5").train()
     model.gradient_checkpointing_enable()
     check_equals_call_by_call(model, FORKED)
