@@ -131,7 +131,7 @@ def notes(setup: Setup) -> Iterator[str]:
     shape, adapted = setup.shape, bool(setup.shape.experts and setup.rank)
     candidates = (
         (shape.family not in COUNTED, f"model type {shape.family!r} is unknown and counted as a Llama, so this is an estimate"),
-        (shape.stateful, f"{shape.stateful} layers keep a fixed-size state, which is not counted; trees go path by path"),
+        (shape.stateful, f"{shape.stateful} layers keep a fixed-size state, which is not counted; install art-hybrid"),
         (shape.tied, "LM head and embedding share their weights, which are counted once"),
         (adapted, "PEFT's all-linear adapts every expert and the router, which make up most of the adapter"),
         (shape.experts and setup.in_4bit, "bitsandbytes can't quantize fused experts, so they are counted in 16 bits"),
