@@ -169,18 +169,18 @@ def _backward(model: Any, tree: TokenTree, way: str) -> list[Any]:
 
 def speed(machine: Machine) -> Iterator[Row]:
     """Forward and backward in bfloat16, all weights trained."""
-    yield HEAD
-    size = machine.sizes[0]
-    model = machine.model(size, machine.torch.bfloat16)
-    yield from _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
+    yield from _all_weights(machine, machine.sizes[0])
 
 
 def hybrid(machine: Machine) -> Iterator[Row]:
     """Forward and backward of a model shaped like Qwen3.5 in bfloat16, all weights trained."""
     from bench.shapes import HYBRID
 
+    yield from _all_weights(machine, HYBRID + machine.sizes[0])
+
+
+def _all_weights(machine: Machine, size: str) -> Iterator[Row]:
     yield HEAD
-    size = HYBRID + machine.sizes[0]
     model = machine.model(size, machine.torch.bfloat16)
     yield from _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
 

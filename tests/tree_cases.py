@@ -156,14 +156,18 @@ HYBRID_FAMILIES = {
     ),
     "lfm2": (transformers.Lfm2Config, {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
 }
+HYBRID_FAMILIES["granite-hybrid with experts"] = (
+    transformers.GraniteMoeHybridConfig,
+    HYBRID_FAMILIES["granite-hybrid"][1] | {"num_local_experts": 4, "num_experts_per_tok": 2},
+)
 PATH_FAMILIES = {
     "mamba": (transformers.MambaConfig, {"state_size": 4}),
     "bloom": (transformers.BloomConfig, {"n_layer": 2, "n_head": 4}),
 }
 
 
-def make_model(family, dtype=torch.float64, families=None, **fields):
-    make_config, own = (families or TREE_FAMILIES | HYBRID_FAMILIES | PATH_FAMILIES)[family]
+def make_model(family, dtype=torch.float64, **fields):
+    make_config, own = (TREE_FAMILIES | HYBRID_FAMILIES | PATH_FAMILIES)[family]
     torch.manual_seed(0)
     config = make_config(**{**SIZES, **own, **fields})
     attention = "eager" if "cap" in family else None  # the other attentions leave the cap out

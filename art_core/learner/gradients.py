@@ -76,8 +76,10 @@ def accumulate(
             means["entropy"] = outputs.entropy.mean().item()
         share = len(inputs.weights) / totals.targets
         for name, value in means.items():
-            most = name.endswith("_max")
-            metrics[name] = max(metrics.get(name, value), value) if most else metrics.get(name, 0.0) + value * share
+            if name.endswith("_max"):
+                metrics[name] = max(metrics.get(name, value), value)
+            else:
+                metrics[name] = metrics.get(name, 0.0) + value * share
         metrics["loss"] = metrics.get("loss", 0.0) + result.loss.item()
     return metrics
 

@@ -151,6 +151,7 @@ def _piece(
         decoder = base.get_decoder()
         if not cached:
             return (decoder(**inputs, use_cache=False).last_hidden_state[0, keep],)
+        # Keys and values; beside a state, the inputs of its convolution and the state itself too.
         make, each = (inputs["seq_idx"].layer, 4) if "seq_idx" in inputs else (PieceLayer, 2)
         width = each * base.config.get_text_config().num_hidden_layers
         layers = [make(*(past[first + n :: width] for n in range(each))) for first in range(0, width, each)]

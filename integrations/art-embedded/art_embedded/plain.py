@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     cache: DynamicCache | None = None
     mark: _Row | None = None
-    """As it was when it was marked. Never changed, so copies may share it."""
+    """As it was when it was marked. Never changed, so rows may share it."""
 
     def copy(self) -> _Row:
-        return _Row([*self.ids], copy.deepcopy(self.cache), self.mark)
+        """Return a copy without its mark."""
+        return _Row([*self.ids], copy.deepcopy(self.cache))
 
 
 class PlainKeyValues:
@@ -35,7 +36,8 @@ class PlainKeyValues:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         config = model.config.get_text_config()
-        self.token_bytes = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
+        # Keys and values, twice because a row's mark is as long as its prompt.
+        self.token_bytes = 2 * 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
         # A model that doesn't use a transformers cache recomputes the whole row at every token.
         self.caches = "past_key_values" in inspect.signature(model.forward).parameters
         self.rows: dict[int, _Row] = {}
@@ -45,9 +47,9 @@ class PlainKeyValues:
 
     def copy(self, source: int, target: int, length: int) -> None:
         row = self.rows[source]
-        if length < len(row.ids):
-            row = replace(row.mark, mark=row.mark)
-        self.rows[target] = row.copy()
+        copied = (row if length == len(row.ids) else row.mark).copy()
+        copied.mark = row.mark
+        self.rows[target] = copied
 
     def mark(self, row: int) -> None:
         self.rows[row].mark = self.rows[row].copy()

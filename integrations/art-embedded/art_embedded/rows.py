@@ -94,7 +94,7 @@ class Rows:
     def store(self, row: int, tokens: int) -> None:
         """Note that so many more tokens of a row are stored."""
         self.lengths[row] += tokens
-        if self.lengths[row] == self.marks[row]:
+        if not self.kv.shares_prefixes and self.lengths[row] == self.marks[row]:
             self.kv.mark(row)
 
     def release(self, occupant: Occupant) -> None:

@@ -22,6 +22,8 @@ from art_gateway.text import TextUpstream
 from bench import canary
 
 CODE = "import typer; from art_gateway.command import gateway; typer.run(gateway)"
+CANDIDATE = ["--record-text", "--route", "mine=5%"]
+LIVE = ["--upstream", "live=https://a/v1"]
 
 
 def art_command(*arguments):
@@ -98,36 +100,12 @@ async def test_the_comparison_is_shown_with_what_is_known(provider, upstream, st
     ("options", "advice"),
     [
         (["--route", "mine=5%"], "add --record-text"),
-        (["--record-text", "--route", "mine=5%"], "pass two upstreams"),
-        (["--record-text", "--route", "mine=5%", "--upstream", "live=https://a/v1"], "pass two upstreams"),
+        (CANDIDATE, "pass two upstreams"),
+        ([*CANDIDATE, *LIVE], "pass two upstreams"),
         (["--record-text", "--route", "mine=5"], "pass two upstreams"),
         (["--record-text", "--ramp", "50%"], "--ramp continues --route"),
-        (
-            [
-                "--record-text",
-                "--route",
-                "mine=5%",
-                "--upstream",
-                "live=https://a/v1",
-                "--upstream",
-                "mine=http://127.0.0.1:1",
-            ],
-            "isn't a base URL ending in /v1",
-        ),
-        (
-            [
-                "--record-text",
-                "--route",
-                "mine=5%",
-                "--upstream",
-                "live=https://a/v1",
-                "--upstream",
-                "mine=tiny",
-                "--model",
-                "m",
-            ],
-            "needs no --model",
-        ),
+        ([*CANDIDATE, *LIVE, "--upstream", "mine=http://127.0.0.1:1"], "isn't a base URL ending in /v1"),
+        ([*CANDIDATE, *LIVE, "--upstream", "mine=tiny", "--model", "m"], "needs no --model"),
     ],
 )
 def test_what_is_missing_for_a_candidate_is_said(options, advice):
@@ -147,7 +125,7 @@ def test_what_is_missing_for_a_candidate_is_said(options, advice):
     ],
 )
 def test_a_share_that_is_none_is_refused(route, ramp, advice):
-    upstreams = ["--upstream", "live=https://a/v1", "--upstream", "mine=http://127.0.0.1:1/v1"]
+    upstreams = [*LIVE, "--upstream", "mine=http://127.0.0.1:1/v1"]
     options = ["--route", route, *(["--ramp", ramp] if ramp else [])]
     assert advice in refusal("gateway", "--record-text", *upstreams, *options)
 

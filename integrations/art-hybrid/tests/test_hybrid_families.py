@@ -29,7 +29,13 @@ from art_hybrid.seams import follow_trees
 
 QUICK = ("qwen3.5", "granite-hybrid", "lfm2")
 """One of each kind of layer; the others take longer than tests that are run all day may."""
+FLOAT32 = ("nemotron-h", "granite-hybrid with experts")
+"""Nemotron-H's head is float32 in any model, and experts have no float64."""
 FAMILIES = [it if it in QUICK else pytest.param(it, marks=pytest.mark.system) for it in HYBRID_FAMILIES]
+
+
+def model_in(family):
+    return make_model(family, dtype=torch.float32 if family in FLOAT32 else torch.float64)
 
 
 def in_float64(function):
@@ -46,13 +52,15 @@ def model_of():
     with pytest.MonkeyPatch.context() as patch:
 
         @functools.cache
-        def make(family):
-            # Nemotron-H's head is float32 in any model.
-            model = make_model(family, dtype=torch.float32 if family == "nemotron-h" else torch.float64)
-            module = sys.modules[type(model).__module__]
+        def make_exact(module):
             for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan"):
                 if function := getattr(module, name, None):
                     patch.setattr(module, name, in_float64(inspect.unwrap(function)))
+
+        @functools.cache
+        def make(family):
+            model = model_in(family)
+            make_exact(sys.modules[type(model).__module__])
             follow_trees(model)
             return model
 
@@ -68,7 +76,7 @@ def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(model_of, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_token_of_the_tree_is_computed_once(family):
-    model, tree, computed = make_model(family), build_tree(FORKED), []
+    model, tree, computed = model_in(family), build_tree(FORKED), []
     assert (way_of(model).backend, way_of(model).pieces) == ("segments", True)
     model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: computed.append(inputs[0].numel()))
     tree_logprobs(model, tree)
@@ -77,7 +85,7 @@ def test_every_token_of_the_tree_is_computed_once(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_a_model_are_computed_as_before(family):
-    model, ids = make_model(family), torch.tensor([[3, 4, 5, 6, 7]])
+    model, ids = model_in(family), torch.tensor([[3, 4, 5, 6, 7]])
     before = model(input_ids=ids).logits
     tree_logprobs(model, build_tree(FORKED))
     assert torch.equal(model(input_ids=ids).logits, before)
@@ -85,7 +93,7 @@ def test_rows_of_a_model_are_computed_as_before(family):
 
 
 def long_trajectories():
-    """Segments of many chunks, and turns whose ends are no multiples of a chunk."""
+    """Segments of several chunks, most with a shorter last one."""
     ids = [3 + (7 * place + place // 5) % 9 for place in range(150)]
     first, second = make_call(ids[:50], ids[50:83]), make_call(ids[:83] + ids[:21], ids[30:61])
     fork = make_call(ids[:67] + ids[5:9], ids[100:140])
@@ -102,8 +110,9 @@ def test_long_segments_are_computed_as_in_rows(model_of, family, tokens):
 
 
 def test_a_model_that_loses_the_plan_on_the_way_to_its_layers_is_computed_path_by_path():
-    make = transformers.Mamba2Config, {"num_heads": 4, "head_dim": 8, "state_size": 4, "n_groups": 2, "chunk_size": 8}
-    model = make_model("mamba 2", dtype=torch.float32, families={"mamba 2": make})
+    sizes = SIZES | {"num_heads": 4, "head_dim": 8, "state_size": 4, "n_groups": 2, "chunk_size": 8}
+    torch.manual_seed(0)
+    model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes)).eval()
     assert way_of(model).backend == "segments", "the layers get it from the backbone, which the chunked head calls"
     check_equals_call_by_call(model, long_trajectories())
     assert way_of(model.bfloat16()).backend == "paths", "the whole model drops it"
