@@ -1,6 +1,7 @@
 """What holds for every test, and the rule that keeps the quick tests quick."""
 
 import asyncio
+import gc
 import platform
 import resource
 import signal
@@ -58,7 +59,9 @@ HEAVY = ("system", "engines", "long")
 def pytest_collection():
     """Collection imports every framework, and garbage collection would take a tenth of it."""
     with no_garbage_collection():
-        return (yield)
+        collected = yield
+    gc.freeze()  # a full collection, which tests and pytest's own cleanup ask for, would visit all of it for a second
+    return collected
 
 
 @pytest.hookimpl(trylast=True)

@@ -7,7 +7,15 @@ import pytest
 from art_core.runtime.memory import no_garbage_collection
 
 
-def test_nothing_is_collected_inside_and_new_objects_count_as_old():
+@pytest.fixture
+def nothing_frozen():
+    """As in a program: the tests freeze what they have imported."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_nothing_is_collected_inside_and_new_objects_count_as_old(nothing_frozen):
     with no_garbage_collection():
         assert not gc.isenabled()
         objects = [[] for _ in range(1000)]

@@ -13,6 +13,7 @@ SEARCH = {
     "type": "function",
     "function": {"name": "search_inbox", "description": "Search emails.", "parameters": KEYWORDS},
 }
+client = OpenAI()  # OPENAI_BASE_URL and OPENAI_API_KEY say which provider
 
 
 def agent(question):
@@ -20,8 +21,7 @@ def agent(question):
         {"role": "system", "content": "You answer questions about an inbox."},
         {"role": "user", "content": question},
     ]
-    # OPENAI_BASE_URL and OPENAI_API_KEY say which provider.
-    reply = OpenAI().chat.completions.create(
+    reply = client.chat.completions.create(
         model="gpt-6-luna", messages=messages, tools=[SEARCH], reasoning_effort="none", max_completion_tokens=40
     )
     calls = reply.choices[0].message.tool_calls

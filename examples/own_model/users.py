@@ -7,12 +7,11 @@ With ``--feedback`` each question is a conversation of its own at that gateway, 
 
 import argparse
 import json
-import os
 import random
 import urllib.request
 import uuid
 
-from app import agent
+from app import agent, client
 
 PROJECTS = "Falcon Orion Apollo Titan Nova Atlas Comet Phoenix Zephyr Delta Pine Quail Robin Sable Tulip"
 NEW_PROJECTS = "Cobalt Ember Nimbus Onyx Raven Willow"
@@ -27,7 +26,7 @@ def question(random_: random.Random, week: int) -> str:
 
 def with_feedback(asked: str, gateway: str) -> None:
     conversation = f"user-{uuid.uuid4().hex}"
-    os.environ["OPENAI_BASE_URL"] = f"{gateway}/rollouts/{conversation}/v1"
+    client.base_url = f"{gateway}/rollouts/{conversation}/v1"
     try:
         right = set(agent(asked)) == set(asked.rstrip("?").split()[-2:])
     except (ValueError, LookupError, TypeError):  # nobody is helped by an answer that the agent can't read
