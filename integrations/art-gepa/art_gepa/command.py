@@ -1,0 +1,78 @@
+"""The command ``art optimize``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from art_cli.arguments import load_agent, load_object, load_reward, load_tasks, parse_settings
+from art_cli.main import AGENT, TASKS, Model, Reward, RunDir, Settings, resume_hint
+from art_core.plugin_api import plural
+from art_core.runtime.threads import run_alone
+from art_core.store.run_folder import new_run_dir
+
+if TYPE_CHECKING:
+    from art_gepa.search import Result
+
+OWN = ("model", "reward", "reflector", "rollouts", "max_cost", "held_out", "run_dir", "seed")
+"""Keywords of ``optimize`` that ``--set`` refuses, because the command passes them itself."""
+
+
+def optimize(
+    agent: Annotated[str, AGENT],
+    tasks: Annotated[str, TASKS],
+    reflector: Annotated[
+        str,
+        typer.Option(help="A LiteLLM model string, or MODULE:NAME of a function: reads rollouts, writes better texts."),
+    ],
+    reward: Reward = "ruler",
+    model: Model = "tiny",
+    rollouts: Annotated[
+        int, typer.Option(min=1, help="Most rollouts of the search; held-out tasks cost two more each.")
+    ] = 200,
+    max_cost: Annotated[
+        float | None, typer.Option(help="US dollars; the search ends once the reflector has cost so much.")
+    ] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="Tasks to compare the agent on before and after, in the same form as TASKS.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the tasks' order and of sampling.")] = 0,
+    run_dir: RunDir = None,
+    set_: Settings = None,
+) -> None:
+    """Search for better system prompts and tool descriptions, and leave the agent and the model as they are."""
+    from art_gepa import search
+
+    run_dir = run_dir or new_run_dir(f"prompts-{Path(model).name}")
+    settings = parse_settings(set_ or [], OWN)
+    loaded = load_agent(agent), load_tasks(tasks)
+    with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
+        result = run_alone(
+            search.optimize, *loaded, model=model, reward=load_reward(reward), rollouts=rollouts, max_cost=max_cost,
+            reflector=load_object(reflector) if _is_function(reflector) else reflector, seed=seed, run_dir=run_dir,
+            held_out=load_tasks(held_out) if held_out else None, **settings,
+        )  # fmt: skip
+    show(result)
+
+
+def _is_function(name: str) -> bool:
+    """Return whether a reflector is MODULE:NAME or FILE.py:NAME; ollama/qwen3:8b is a model."""
+    return ":" in name and ("/" not in name or ".py:" in name)
+
+
+def show(result: Result) -> None:
+    """Print what was found."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    spent = f"{plural(result.rollouts, 'rollout')}, {plural(result.reflections, 'reflection')}, ${result.cost:.2f}"
+    if not result.changes:
+        console.print(f"no better prompt was found: {result.before:.3f} on the tasks to choose by ({spent})")
+        return
+    console.print(result.patch())
+    console.print(f"\n{result.before:.3f} -> {result.after:.3f} on the tasks to choose by ({spent})")
+    if result.held_out:
+        before, after = result.held_out
+        console.print(f"held out: {before}  ->  {after}")
+    console.print(f"the new texts are in {result.file}")

@@ -1,0 +1,94 @@
+"""The texts of an agent that can be optimised: what stays the same in its system prompts and tool descriptions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from art_core.types import Call, JsonDict
+
+INSTRUCTIONS = ("system", "developer")
+"""Roles of messages that instruct the model."""
+FEWEST_WORDS = 3
+"""Of a constant part of a template. Shorter ones stand between variables by chance."""
+MOST_TEXTS = 32
+"""That a template is found from."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A text that an agent sends with its calls."""
+
+    name: str
+    text: str
+    tool: str | None = None
+    """The tool that it describes; None for a part of a system prompt."""
+
+
+def components(calls: Iterable[Call]) -> list[Component]:
+    """Return the components of the calls, in the order of their first appearance.
+
+    A system prompt that differs between calls is a template, and each part that all of them share is a component. What two
+    agents share is one component, named for the first.
+    """
+    prompts: dict[tuple[str, int], dict[str, None]] = {}
+    tools: dict[str, dict[str, None]] = {}
+    for call in calls:
+        for place, text in enumerate(instructions(call.request)):
+            prompts.setdefault((call.agent or "agent", place), {})[text] = None
+        for name, text in descriptions(call.request):
+            tools.setdefault(name, {})[text] = None
+    found: dict[tuple[str | None, str], Component] = {}
+    for (agent, place), texts in prompts.items():
+        parts = constant_parts(list(texts)[:MOST_TEXTS])
+        for number, part in enumerate(parts, 1):
+            name = (
+                f"{agent}: system prompt"
+                + (f" {place + 1}" if place else "")
+                + (f", part {number}" if parts[1:] else "")
+            )
+            found.setdefault((None, part), Component(name, part))
+    for tool, texts in tools.items():
+        if len(texts) == 1:  # a description that changes is made by a program
+            [text] = texts
+            found.setdefault((tool, text), Component(f"tool {tool}", text, tool))
+    return list(found.values())
+
+
+def instructions(request: JsonDict) -> Iterator[str]:
+    """Yield the texts of a chat request's system and developer messages."""
+    for message in request.get("messages") or ():
+        if message.get("role") in INSTRUCTIONS:
+            content = message.get("content")
+            parts = [{"text": content}] if isinstance(content, str) else content or ()
+            yield from (part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def descriptions(request: JsonDict) -> Iterator[tuple[str, str]]:
+    """Yield the names and descriptions of a chat request's tools."""
+    for tool in request.get("tools") or ():
+        function = tool.get("function") or {}
+        if function.get("description"):
+            yield function["name"], function["description"]
+
+
+def constant_parts(texts: list[str]) -> list[str]:
+    """Return the parts that all texts have in common, in order: words and the space between them, as every text has them."""
+    parts = [_words(texts[0])]
+    for text in texts[1:]:
+        words, parts = _words(text), [list(part) for part in parts]
+        shared: list[list[str]] = []
+        start = 0
+        for part in parts:
+            blocks = SequenceMatcher(None, part, words[start:], autojunk=False).get_matching_blocks()
+            shared += [part[block.a : block.a + block.size] for block in blocks if block.size]
+            start += max((block.b + block.size for block in blocks if block.size), default=0)
+        parts = shared
+    joined = ("".join(part).strip() for part in parts)
+    return [part for part in joined if len(part.split()) >= FEWEST_WORDS]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\S+\s*|\s+", text)

@@ -1,0 +1,103 @@
+"""What the reflector sees of rollouts, and its answers, which are stored: a resumed search asks nothing twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from art_core.plugin_api import task_input
+from art_core.store import Store
+from art_core.types import Call, JsonDict, Trajectory
+from art_gepa.components import INSTRUCTIONS, Component, descriptions, instructions
+
+MOST_CHARACTERS = 4000
+"""Of one text that the reflector is shown."""
+
+
+class Reflector:
+    """Asks ``model``, a LiteLLM string or a function ``(prompt) -> text``, and keeps what it answered."""
+
+    def __init__(self, model: str | Callable[[Any], str], store: Store) -> None:
+        from gepa.lm import LM
+
+        self.name = model if isinstance(model, str) else getattr(model, "__qualname__", type(model).__qualname__)
+        self._ask = LM(model, num_retries=3) if isinstance(model, str) else model
+        self._store = store
+        self._answers: dict[str, str] = store.meta("reflections", {})
+        self._spent_before: float = store.meta("reflection_cost", 0.0)
+        self.failure: Exception | None = None
+        """Why it gave no answer. GEPA goes on then, and every further step would cost rollouts."""
+
+    @property
+    def total_cost(self) -> float:
+        """What its answers have cost in all starts of this run, in US dollars; 0 for a function."""
+        return self._spent_before + getattr(self._ask, "total_cost", 0.0)
+
+    @property
+    def answers(self) -> int:
+        """Number of its answers."""
+        return len(self._answers)
+
+    def __call__(self, prompt: str | list[JsonDict]) -> str:
+        """Return the answer to a prompt."""
+        key = hashlib.sha256(json.dumps([self.name, prompt]).encode()).hexdigest()
+        if key not in self._answers:
+            try:
+                self._answers[key] = self._ask(prompt)
+            except Exception as error:
+                self.failure = error
+                raise
+            self._store.set_meta("reflections", self._answers)
+            self._store.set_meta("reflection_cost", self.total_cost)
+        return self._answers[key]
+
+
+def records(component: Component, text: str, trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+    """Return a record per rollout that showed the component as ``text``: what the agent was given, did and got for it."""
+    found = []
+    for trajectory in trajectories:
+        if calls := [call for call in trajectory.calls if _shows(call.request, component, text)]:
+            whole = "\n".join(instructions(dict(calls[-1].request)))
+            record = {
+                "Task": task_input(trajectory.task),
+                "Conversation": _conversation(calls[-1]),
+                "Result": trajectory.output,
+                "Feedback": _feedback(trajectory),
+            }
+            if whole != text:  # the text is a part of them, or describes a tool
+                record = {"All instructions": whole, **record}
+            found.append({name: _short(value) for name, value in record.items()})
+    return found
+
+
+def _shows(request: Mapping[str, Any], component: Component, text: str) -> bool:
+    if component.tool:
+        return (component.tool, text) in descriptions(dict(request))
+    return any(text in it for it in instructions(dict(request)))
+
+
+def _conversation(call: Call) -> str:
+    """Return the messages after the instructions and the answer, a line each."""
+    said = [it for it in call.request.get("messages") or () if it.get("role") not in INSTRUCTIONS]
+    return "\n".join(_line(message) for message in [*said, call.response])
+
+
+def _line(message: Mapping[str, Any]) -> str:
+    tools = [f"{it['function']['name']}({it['function']['arguments']})" for it in message.get("tool_calls") or ()]
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return f"{message.get('role', 'assistant')}: {' '.join(filter(None, [text, *tools]))}"
+
+
+def _feedback(trajectory: Trajectory) -> str:
+    said = [f"reward {trajectory.reward:.3g}" if trajectory.reward is not None else "no reward"]
+    said += [f"{name} {value:.3g}" for name, value in trajectory.metrics.items()]
+    said += [f"{name}: {text}" for name, text in trajectory.notes.items()]
+    return "; ".join([*said, *([f"it failed: {trajectory.error}"] if trajectory.error else [])])
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."

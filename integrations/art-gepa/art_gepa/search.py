@@ -1,0 +1,228 @@
+"""Search for better prompts with GEPA: the agent's rollouts are its evaluations, one run folder holds all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import art_core as art
+from art_core import Group, Report, Run, Trajectory
+from art_core.errors import ArtError, ConfigError
+from art_core.plugin_api import Display, check_tasks, describe_error, display, plural, reward_name, task_id
+from art_core.types import Engine, Reward, Sampling
+from art_gepa.components import Component, components
+from art_gepa.prompts import Change, WithPrompts, read, write
+from art_gepa.reflection import Reflector, records
+
+PROMPTS = "prompts.json"
+FAILED = 0.0
+"""The score of a rollout without a reward."""
+FEWEST_TASKS = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search has found."""
+
+    components: tuple[Component, ...]
+    changes: tuple[Change, ...]
+    """The best texts. Empty if the agent's own are the best."""
+    before: float
+    """The mean score on the validation tasks with the agent's own texts."""
+    after: float
+    """The same with ``changes``."""
+    held_out: tuple[Report, Report] | None
+    """The held-out tasks with the agent's own texts and with ``changes``."""
+    rollouts: int
+    reflections: int
+    cost: float
+    """Of the reflections, in US dollars."""
+    file: Path = field(repr=False)
+    """The changes, for ``WithPrompts``."""
+
+    def patch(self) -> str:
+        """Return the changes for the person who owns the prompts: a diff for each component."""
+        parts = []
+        for change in self.changes:
+            old, new = change.find.splitlines(), change.replace.splitlines()
+            parts.append("\n".join(difflib.unified_diff(old, new, change.component, "better", lineterm="", n=100)))
+        return "\n\n".join(parts)
+
+
+async def optimize(
+    agent: object,
+    tasks: Sequence[Any],
+    *,
+    model: str | Path,
+    reward: str | Reward,
+    reflector: str | Callable[[Any], str],
+    rollouts: int = 200,
+    max_cost: float | None = None,
+    perfect: float = 1.0,
+    held_out: Sequence[Any] | None = None,
+    run_dir: str | Path,
+    engine: str | Engine = "embedded",
+    seed: int = 0,
+    progress: bool | Display = True,
+    **settings: Any,
+) -> Result:
+    """Search for prompts with which an unchanged agent gets better rewards.
+
+    ``model`` is as in ``art.evaluate``, but no run folder: a name, a model folder, or ``"live"`` for the agent's own providers.
+    ``rollouts`` is the budget, beside which each held-out task costs two; ``max_cost`` ends the search once the reflector, a
+    LiteLLM string or a function ``(prompt) -> text``, has cost so many US dollars, and ``perfect`` once a mean reward can't be
+    better. Half of the tasks choose the best texts, and the reflector sees rollouts of the others. The same call with the
+    ``run_dir`` of an interrupted search continues it. ``settings`` are fields of ``TrainConfig``.
+    """
+    check_tasks(tasks)
+    if len(tasks) < FEWEST_TASKS:
+        raise ConfigError(
+            f"{plural(len(tasks), 'task')} can't show which prompt is better; pass at least {FEWEST_TASKS}"
+        )
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write(run_dir / PROMPTS, ())
+    parts = {"engine": "live" if model == "live" else engine, "plugins": WithPrompts(run_dir / PROMPTS), "seed": seed}
+    screen = display(progress)
+    with screen:
+        screen.phase("starting the engine", None)
+        async with art.open_run(run_dir, model=str(model), **parts, **settings) as run:
+            run.on_rollout = screen.advance
+            search = _Search(run, agent, reward, screen, asyncio.get_running_loop())
+            limits = Limits(rollouts, max_cost, perfect)
+            return await search.best(list(tasks), Reflector(reflector, run.store), limits, held_out, seed)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends."""
+
+    rollouts: int
+    cost: float | None
+    """Of the reflector, in US dollars."""
+    perfect: float
+    """A mean reward that can't be better."""
+
+
+class _Search:
+    """One search; also what GEPA calls an adapter, in a thread of its own."""
+
+    propose_new_texts = None  # GEPA looks for it: the reflector proposes
+
+    def __init__(self, run: Run, agent: object, reward: Any, screen: Display, loop: asyncio.AbstractEventLoop) -> None:
+        self.run, self.agent, self.reward, self.screen = run, agent, reward, screen
+        self._loop = loop
+        self._file = run.run_dir / PROMPTS
+        self._stop = threading.Event()
+        self.components: dict[str, Component] = {}
+        self._collected: dict[str, int] = {}
+        """Key -> number of rollouts."""
+
+    async def best(
+        self, tasks: list[Any], reflector: Reflector, limits: Limits, held_out: Sequence[Any] | None, seed: int
+    ) -> Result:
+        """Return the best texts, and measure them on the held-out tasks."""
+        shuffled = random.Random(seed).sample(tasks, len(tasks))
+        validation, training = shuffled[: len(tasks) // 2], shuffled[len(tasks) // 2 :]
+        self.screen.say(
+            f"{plural(len(validation), 'task')} to choose by, {len(training)} for {reflector.name} to learn from; "
+            f"{plural(limits.rollouts, 'rollout')} at most"
+        )
+        seen = await self._groups(validation, {})
+        found = components(call for group in seen for t in group.trajectories for call in t.calls)
+        if not found:
+            raise ConfigError(
+                "the agent's calls have no system prompt and no tool description, so there is nothing to optimise; see "
+                f"its calls in {self.run.run_dir}"
+            )
+        self.components = {it.name: it for it in found}
+        for it in found:
+            self.screen.say(f"{it.name}: {it.text[:100]!r}{' ...' if it.text[100:] else ''}")
+        try:
+            outcome = await asyncio.to_thread(self._gepa, training, validation, reflector, limits, seed)
+        finally:
+            self._stop.set()
+        if reflector.failure:
+            raise ArtError(
+                f"the reflector {reflector.name} gave no answer: {describe_error(reflector.failure)}; to continue, repeat the "
+                f"call with run_dir={str(self.run.run_dir)!r}"
+            ) from reflector.failure
+        chosen = self._changes(outcome.best_candidate)
+        scores = outcome.val_aggregate_scores
+        reports = None
+        if held_out:
+            reports = await self._report(held_out, {}), await self._report(held_out, outcome.best_candidate)
+        write(self._file, chosen)
+        return Result(
+            tuple(found), chosen, scores[0], scores[outcome.best_idx], reports, sum(self._collected.values()), reflector.answers,
+            reflector.total_cost, self._file,
+        )  # fmt: skip
+
+    def _gepa(self, training: list[Any], validation: list[Any], reflector: Reflector, limits: Limits, seed: int) -> Any:
+        import gepa
+        from gepa.utils import ScoreThresholdStopper
+
+        return gepa.optimize(
+            {it.name: it.text for it in self.components.values()}, training, validation, adapter=self,
+            reflection_lm=reflector, max_metric_calls=limits.rollouts, max_reflection_cost=limits.cost,
+            perfect_score=limits.perfect, cache_evaluation=True, logger=self, seed=seed,
+            stop_callbacks=[ScoreThresholdStopper(limits.perfect), lambda _: self._stop.is_set() or bool(reflector.failure)],
+        )  # fmt: skip
+
+    def log(self, message: str) -> None:
+        """Show what GEPA says of a step, the first line of it."""
+        self.screen.say(message.splitlines()[0])
+
+    def evaluate(self, batch: list[Any], candidate: dict[str, str], capture_traces: bool = False) -> Any:
+        """Return the scores of a rollout of each task with the candidate's texts."""
+        from gepa import EvaluationBatch
+
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        work = asyncio.run_coroutine_threadsafe(self._groups(batch, candidate), self._loop)
+        rolled = [group.trajectories[0] for group in work.result()]
+        scores = [FAILED if t.reward is None else t.reward for t in rolled]
+        return EvaluationBatch([t.output for t in rolled], scores, rolled if capture_traces else None)
+
+    def make_reflective_dataset(
+        self, candidate: Mapping[str, str], evaluated: Any, names: Sequence[str]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return what the reflector is shown of the rollouts, by component."""
+        rolled: Sequence[Trajectory] = evaluated.trajectories
+        shown = {name: records(self.components[name], candidate[name], rolled) for name in names}
+        return {name: those for name, those in shown.items() if those}
+
+    def _changes(self, candidate: Mapping[str, str]) -> tuple[Change, ...]:
+        changed = ((self.components[name], text) for name, text in candidate.items())
+        return tuple(Change(it.name, it.text, text, it.tool) for it, text in changed if text != it.text)
+
+    async def _groups(self, tasks: Sequence[Any], candidate: Mapping[str, str], split: str = "prompts") -> list[Group]:
+        """Roll out and score each task with a candidate's texts, or read what an earlier start recorded of it."""
+        changes = self._changes(candidate)
+        if read(self._file) != changes:
+            write(self._file, changes)
+        texts = [[it.component, it.replace] for it in changes]
+        named = hashlib.sha256(json.dumps([texts, [task_id(it) for it in tasks]]).encode()).hexdigest()
+        groups = await self.run.collect(
+            self.agent, tasks, group_size=1, split=split, sampling=Sampling(), key=(key := f"{split} {named}"),
+            scored_by=reward_name(self.run.reward(self.reward)),
+        )  # fmt: skip
+        self._collected[key] = len(groups)
+        unscored = [group for group in groups if group.trajectories[0].reward is None]
+        scored = iter(await self.run.score(unscored, self.reward) if unscored else ())
+        return [next(scored) if group.trajectories[0].reward is None else group for group in groups]
+
+    async def _report(self, tasks: Sequence[Any], candidate: Mapping[str, str]) -> Report:
+        self.screen.phase("held-out tasks", len(tasks))
+        groups = await self._groups(tasks, candidate, "eval")
+        report = Report(tuple(group.trajectories[0] for group in groups), None, self.run.run_dir)
+        self.screen.say(f"held out, {'the agent as it is' if not candidate else 'with the best prompts'}: {report}")
+        return report

@@ -1,0 +1,50 @@
+"""``art optimize``, from files."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from art_cli import main
+from art_gepa.command import _is_function
+
+APP = """
+from openai import AsyncOpenAI
+
+def agent():
+    async def ask(task):
+        async with AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused") as client:
+            messages = [{"role": "system", "content": "Say the word of the user again."}, {"role": "user", "content": task}]
+            reply = await client.chat.completions.create(model="m", messages=messages, max_completion_tokens=4)
+            return len(reply.choices[0].message.content)
+    return ask
+
+def reward(trajectory):
+    return float("loudly" in trajectory.calls[0].request["messages"][0]["content"])
+
+def reflector(prompt):
+    return "```\\nSay the word of the user loudly.\\n```"
+"""
+
+
+@pytest.mark.system
+def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "optimized_app.py").write_text(APP)
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(f"word {number}") + "\n" for number in range(6)))
+    arguments = (
+        "optimized_app.py:agent tasks.jsonl --reward optimized_app.py:reward --reflector optimized_app.py:reflector"
+    )
+    ended = CliRunner().invoke(
+        main.command(),
+        ["optimize", *arguments.split(), "--rollouts", "40", "--held-out", "tasks.jsonl", "--run-dir", "found"],
+    )
+    assert ended.exit_code == 0, ended.output
+    assert "-Say the word of the user again.\n+Say the word of the user loudly." in ended.stdout
+    assert "0.000 -> 1.000 on the tasks to choose by" in ended.stdout and "1 reflection, $0.00" in ended.stdout
+    assert "held out: " in ended.stdout and "the new texts are in found/prompts.json" in ended.stdout
+
+
+def test_a_model_with_a_colon_in_its_name_is_no_function():
+    assert not _is_function("ollama/qwen3:8b") and not _is_function("openai/gpt-6-luna")
+    assert _is_function("package.module:reflect") and _is_function("examples/reflect.py:reflect")

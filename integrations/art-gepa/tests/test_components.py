@@ -1,0 +1,166 @@
+"""Which texts of an agent can be optimised, and what a request is with others in their place."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from art_core.capture import Dialect
+from art_core.errors import ConfigError
+from art_core.types import Call
+from art_gepa import Change, WithPrompts, components
+from art_gepa.components import constant_parts
+from art_gepa.live import edited_body
+from art_gepa.prompts import Prompted, edited, read, write
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the mails.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+def call(*system, agent=None, tools=(), user="hello"):
+    messages = [{"role": "system", "content": text} for text in system] + [{"role": "user", "content": user}]
+    request = {"messages": messages, **({"tools": list(tools)} if tools else {})}
+    return Call((1,), (2,), (-1.0,), agent=agent, request=request)
+
+
+def test_a_system_prompt_and_a_tool_of_an_agent_are_components():
+    found = components([call("You answer questions.", tools=[TOOL])] * 2)
+    assert [(it.name, it.text, it.tool) for it in found] == [
+        ("agent: system prompt", "You answer questions.", None),
+        ("tool search", "Search the mails.", "search"),
+    ]
+
+
+def test_every_node_has_its_own_prompt_and_a_shared_one_is_one_component():
+    calls = [call("You search the inbox.", agent="searcher"), call("You write the answer.", agent="writer")]
+    assert [it.name for it in components(calls)] == ["searcher: system prompt", "writer: system prompt"]
+    shared = [call("You are a helpful team.", agent=name) for name in ("searcher", "writer")]
+    assert [it.name for it in components(shared)] == ["searcher: system prompt"]
+
+
+def test_of_a_template_only_the_constant_parts_are_components():
+    calls = [
+        call(f"You work for {name}. Today is {day}. Answer in one short sentence.")
+        for name, day in (("Ann", "Monday"), ("Bob Smith", "Tuesday 3rd"), ("Cy", "a day off"))
+    ]
+    assert [(it.name, it.text) for it in components(calls)] == [
+        ("agent: system prompt, part 1", "You work for"),
+        ("agent: system prompt, part 2", "Answer in one short sentence."),
+    ]
+
+
+def test_a_prompt_without_anything_constant_is_no_component():
+    assert components([call("alpha beta gamma delta"), call("one two three four")]) == []
+
+
+words = st.lists(st.sampled_from(["ab", "cd", "ef", "gh", "ij", "kl"]), min_size=0, max_size=12).map(" ".join)
+
+
+@given(st.lists(words, min_size=1, max_size=5))
+def test_constant_parts_stand_in_every_text_in_order(texts):
+    for text in texts:
+        start = 0
+        for part in constant_parts(texts):
+            place = text.find(part, start)
+            assert place >= 0
+            start = place + len(part)
+
+
+def test_a_change_replaces_its_text_in_instructions_and_nowhere_else():
+    request = {
+        "messages": [
+            {"role": "system", "content": "Be kind. Answer in French."},
+            {"role": "developer", "content": [{"type": "text", "text": "Answer in French."}, {"type": "image_url"}]},
+            {"role": "user", "content": "Answer in French."},
+        ]
+    }
+    found = edited(request, [Change("x", "Answer in French.", "Answer in one word.")])["messages"]
+    assert found[0]["content"] == "Be kind. Answer in one word."
+    assert found[1]["content"] == [{"type": "text", "text": "Answer in one word."}, {"type": "image_url"}]
+    assert found[2] == request["messages"][2]
+    assert request["messages"][0]["content"] == "Be kind. Answer in French.", "the agent's own request stays"
+
+
+def test_changes_do_not_change_each_others_texts():
+    request = {"messages": [{"role": "system", "content": "one two three"}]}
+    changes = [Change("a", "two", "three"), Change("b", "three", "two"), Change("c", "one two three four", "never")]
+    assert edited(request, changes)["messages"][0]["content"] == "one three two"
+    whole = [Change("a", "two", "2"), Change("d", "one two three", "two words")]
+    assert edited(request, whole)["messages"][0]["content"] == "two words", "the longest text counts"
+
+
+def test_a_tools_description_changes_and_its_name_and_schema_stay():
+    found = edited(
+        {"messages": [], "tools": [TOOL]}, [Change("x", "Search the mails.", "Finds mails by word.", "search")]
+    )
+    [tool] = found["tools"]
+    assert tool["function"] == {**TOOL["function"], "description": "Finds mails by word."}
+    other = edited({"messages": [], "tools": [TOOL]}, [Change("x", "Search the mails.", "No.", "another")])
+    assert other["tools"] == [TOOL]
+
+
+class Upper(Dialect):
+    """A dialect of its own."""
+
+    def to_chat(self, body):
+        return {"messages": [{"role": "system", "content": body["instructions"]}]}
+
+
+def test_a_dialect_gets_the_changes_that_the_file_has_when_a_request_arrives(tmp_path):
+    file = tmp_path / "prompts.json"
+    write(file, [])
+    dialect = Prompted(Upper(), file)
+    assert dialect.to_chat({"instructions": "Hello."})["messages"][0]["content"] == "Hello."
+    write(file, [Change("x", "Hello.", "Goodbye.")])
+    assert dialect.to_chat({"instructions": "Hello."})["messages"][0]["content"] == "Goodbye."
+
+
+def test_a_file_that_is_missing_or_another_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no file"):
+        WithPrompts(tmp_path / "none.json")
+    other = Path(tmp_path / "other.json")
+    other.write_text(json.dumps({"changes": [{"find": "a"}]}))
+    with pytest.raises(ConfigError, match="is not a file of prompts"):
+        read(other)
+
+
+BODIES = {
+    "chat": {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Be brief."}]},
+    "Responses": {"instructions": "Be brief.", "input": [{"role": "developer", "content": [{"text": "Be brief."}]}]},
+    "Messages": {
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [{"role": "user", "content": "Be brief."}],
+    },
+    "Gemini": {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [{"parts": [{"text": "Be brief."}]}],
+    },
+}
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_a_providers_request_gets_the_changes_where_it_instructs(api):
+    found = json.loads(edited_body(json.dumps(BODIES[api]).encode(), [Change("x", "Be brief.", "Be kind.")]))
+    asked = {"chat": 1, "Responses": 2, "Messages": 1, "Gemini": 1}
+    assert json.dumps(found).count("Be kind.") == asked[api]
+    assert json.dumps(found).count("Be brief.") == json.dumps(BODIES[api]).count("Be brief.") - asked[api]
+
+
+@pytest.mark.parametrize("tool", [TOOL, TOOL["function"], {"functionDeclarations": [TOOL["function"]]}])
+def test_a_providers_tools_get_the_changes_of_their_descriptions(tool):
+    body = json.dumps({"tools": [tool]}).encode()
+    found = edited_body(body, [Change("x", "Search the mails.", "Finds mails.", "search")])
+    assert json.loads(found) == json.loads(body.replace(b"Search the mails.", b"Finds mails."))
+
+
+def test_what_does_not_change_is_sent_as_it_is():
+    for body in (b'{"messages" : []}', b"no JSON", b'{"system":"Hello."}'):
+        assert edited_body(body, [Change("x", "Be brief.", "Be kind.")]) is body

@@ -1,0 +1,167 @@
+"""The search: an unchanged agent gets better prompts from a reflector that sees its rollouts."""
+
+import json
+
+import pytest
+from openai import AsyncOpenAI
+
+import art_audit
+import art_core as art
+from art_core.errors import ArtError, ConfigError
+from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider
+from art_gepa import WithPrompts, optimize
+from scripted_training import ScriptedModel
+
+TASKS = ["rain", "sunny", "a cloud", "the north wind", "hail", "snowy", "a storm", "the first frost"]
+SEEN = []
+
+
+async def agent(task):
+    return await asked(AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused"), task)
+
+
+async def asked(client, task):
+    system = [{"role": "system", "content": f"Today is day {len(task)}. Repeat the word of the user."}]
+    reply = await client.chat.completions.create(
+        model="gpt-6-luna", messages=[*system, {"role": "user", "content": task}]
+    )
+    return reply.choices[0].message.content
+
+
+def reply(request):
+    """As a model that shouts only if it is asked to."""
+    system, user = (message["content"] for message in request["messages"])
+    SEEN.append(system)
+    return user.upper() if "in capitals" in system else user
+
+
+def reward(trajectory):
+    return float(trajectory.output == trajectory.task.upper())
+
+
+class Scripted:
+    """A reflector whose second answer is right, unless it has no network after ``answers``."""
+
+    def __init__(self, answers=99):
+        self.answers, self.prompts = answers, []
+
+    def __call__(self, prompt):
+        if len(self.prompts) == self.answers:
+            raise OSError("no network")
+        self.prompts.append(prompt)
+        return (
+            "```\nRepeat it twice.\n```"
+            if len(self.prompts) == 1
+            else "```\nRepeat the word of the user in capitals.\n```"
+        )
+
+
+async def search(run_dir, reflector, **settings):
+    return await optimize(
+        agent, TASKS, model="tiny", reward=reward, reflector=reflector, run_dir=run_dir, progress=False,
+        **{"engine": FakeEngine(reply), "rollouts": 60, **settings},
+    )  # fmt: skip
+
+
+async def test_a_better_prompt_is_found_written_and_used(tmp_path):
+    reflector = Scripted()
+    result = await search(tmp_path / "run", reflector, held_out=["new1", "new2"])
+    assert (result.before, result.after) == (0.0, 1.0)
+    assert result.rollouts <= 20 + 4 and result.reflections == len(reflector.prompts)
+    [change] = result.changes
+    assert (change.find, change.replace) == ("Repeat the word of the user.", "Repeat the word of the user in capitals.")
+    assert "-Repeat the word of the user.\n+Repeat the word of the user in capitals." in result.patch()
+    before, after = result.held_out
+    assert (before.success, after.success) == (0.0, 1.0)
+    assert all("Repeat" in prompt and "reward 0" in prompt for prompt in reflector.prompts)
+
+    # What is recorded is what the model was shown, in later runs as well.
+    SEEN.clear()
+    report = await art.evaluate(
+        agent, ["abc"], model="tiny", engine=FakeEngine(reply), reward=reward, run_dir=tmp_path / "later",
+        plugins=WithPrompts(result.file), progress=False,
+    )  # fmt: skip
+    assert report.success == 1.0
+    [call] = report.trajectories[0].calls
+    assert (
+        [call.request["messages"][0]["content"]] == SEEN == ["Today is day 3. Repeat the word of the user in capitals."]
+    )
+
+
+@pytest.mark.system
+async def test_what_the_model_itself_is_shown_stands_in_the_store(tmp_path):
+    result = await search(tmp_path / "run", Scripted(), engine=ScriptedModel(lambda it: {"content": reply(it)}))
+    assert result.after == 1.0
+    assert art_audit.audit(tmp_path / "run").clean
+
+
+async def test_the_prompts_for_a_providers_model_are_found_without_any_model_here(tmp_path, monkeypatch):
+    provider = PlainProvider(FakeEngine(reply), {})
+    with provider.running():
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "own")
+
+        async def live(task):
+            async with AsyncOpenAI() as client:
+                return await asked(client, task)
+
+        result = await optimize(
+            live,
+            TASKS,
+            model="live",
+            reward=reward,
+            reflector=Scripted(),
+            run_dir=tmp_path / "run",
+            rollouts=60,
+            progress=False,
+        )
+    assert (result.before, result.after) == (0.0, 1.0)
+    assert any("in capitals" in it.body for it in provider.requests)
+    recorded = [call for t in art.load_trajectories(tmp_path / "run", split="prompts") for call in t.calls]
+    assert sorted({json.dumps(call.request["messages"]) for call in recorded}) == sorted(
+        {json.dumps(json.loads(it.body)["messages"]) for it in provider.requests}
+    )
+
+
+async def test_a_search_goes_on_where_it_was_interrupted(tmp_path):
+    first, again = Scripted(answers=1), Scripted()
+    with pytest.raises(
+        ArtError, match=r"reflector .*Scripted gave no answer: OSError: no network; to continue, repeat"
+    ):
+        await search(tmp_path / "run", first)
+    again.prompts = list(first.prompts)
+    shown = len(SEEN)
+    result = await search(tmp_path / "run", again)
+    assert result.after == 1.0 and len(again.prompts) == len(first.prompts) + 1
+    whole = await search(tmp_path / "whole", Scripted())
+    assert result.changes == whole.changes
+    assert len(SEEN) - shown < 2 * whole.rollouts, "what was recorded is not run again"
+
+
+async def test_an_agent_without_instructions_is_refused(tmp_path):
+    async def bare(task):
+        client = AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": task}])
+
+    with pytest.raises(ConfigError, match="nothing to optimise"):
+        await optimize(
+            bare, TASKS, model="tiny", engine=FakeEngine("hm"), reward=lambda t: 0.0, reflector=Scripted(),
+            run_dir=tmp_path / "run", progress=False,
+        )  # fmt: skip
+
+
+async def test_one_task_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="1 task can't show"):
+        await optimize(agent, ["one"], model="tiny", reward=reward, reflector=Scripted(), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_file_is_readable(tmp_path):
+    """A person can read and edit it."""
+    from art_gepa import Change
+    from art_gepa.prompts import write
+
+    write(tmp_path / "prompts.json", [Change("agent: system prompt", "Hello.", "Grüß Gott.")])
+    text = (tmp_path / "prompts.json").read_text()
+    assert "Grüß Gott." in text and json.loads(text)["changes"][0]["component"] == "agent: system prompt"
