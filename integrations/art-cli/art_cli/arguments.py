@@ -134,6 +134,19 @@ def _parse_json(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not JSON: {error}") from error
 
 
+def with_prompts(file: str | None) -> Any:
+    """Return the plugins that put the texts of a file of ``art optimize`` into every request; None without a file."""
+    if file is None:
+        return None
+    try:
+        from art_gepa.prompts import WithPrompts
+    except ImportError as error:
+        raise ConfigError(
+            "--prompts needs art-gepa; in the checkout of art: pip install -e integrations/art-gepa"
+        ) from error
+    return WithPrompts(file)
+
+
 def load_reward(where: str) -> str | Callable[..., Any]:
     """Return the function that ``MODULE:NAME`` names; a name without a colon is a registered reward."""
     return load_object(where) if ":" in where else where

@@ -26,6 +26,7 @@ from art_cli.arguments import (
     load_tasks,
     parse_settings,
     stand_in_key,
+    with_prompts,
 )  # fmt: skip
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, warn_refused
@@ -52,6 +53,10 @@ Reward = Annotated[str, typer.Option(help="A reward function as MODULE:NAME, or 
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of docs/settings.md as NAME=VALUE, such as max_tokens=64; repeatable."),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(help="The file of `art optimize`: system prompts and tool descriptions in place of the agent's."),
 ]
 TO_DO = "what to do (pip install -e: in the checkout of art)"
 ENDED_EARLY, MAY_PASS = 3, 75
@@ -98,6 +103,7 @@ def train(
     tracker: Annotated[
         list[str] | None, typer.Option(help="Where to log metrics, such as wandb or langfuse; repeatable.")
     ] = None,
+    prompts: Prompts = None,
     set_: Settings = None,
     dry_run: Annotated[
         bool, typer.Option(help="Roll out and score one group, print what would be trained, and stop.")
@@ -192,7 +198,7 @@ def _resumed(run_dir: Path, arguments: Mapping[str, Any], overrides: Collection[
 
 
 NOT_SETTABLE = (
-    "reward", "model", "steps", "seed", "run_dir", "dry_run", "eval_tasks", "trackers", "command", "allow_changes",
+    "reward", "model", "steps", "seed", "run_dir", "dry_run", "eval_tasks", "trackers", "command", "allow_changes", "plugins",
 )  # fmt: skip
 """Keywords of ``train`` that ``--set`` refuses, because ``art train`` passes them itself."""
 
@@ -217,6 +223,7 @@ def _train(arguments: Mapping[str, Any], run_dir: Path, dry_run: bool, allow_cha
         allow_changes=allow_changes,
         eval_tasks=load_tasks(arguments["eval_tasks"]) if arguments["eval_tasks"] else None,
         trackers=arguments["tracker"] or (),
+        plugins=with_prompts(arguments["prompts"]),
         command={} if dry_run else {"folder": str(Path.cwd()), "given": stored},
         **settings,
     )
@@ -240,6 +247,7 @@ def evaluate(
     ] = False,
     temperature: Annotated[float | None, typer.Option(help="Overrides the agent's temperature.")] = None,
     run_dir: RunDir = None,
+    prompts: Prompts = None,
     set_: Settings = None,
 ) -> None:
     """Run an agent once on every task and report its success rate and mean reward."""
@@ -250,11 +258,11 @@ def evaluate(
     model = "live" if live else model
     run_dir = run_dir or new_run_dir(f"eval-{Path(model).name}")
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
-    settings |= parse_settings(set_ or [], {"reward", *settings})
+    settings |= parse_settings(set_ or [], {"reward", "plugins", *settings})
     with nullcontext() if live else _starting_engine(settings.get("engine")):
         loaded = (load_object if live else load_agent)(agent), load_tasks(tasks)
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}", "resumes it"):
-        report = art.evaluate_sync(*loaded, reward=load_reward(reward), **settings)
+        report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
     print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
 
 

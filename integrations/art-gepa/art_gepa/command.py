@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,6 @@ from rich.console import Console
 from art_cli.arguments import load_agent, load_object, load_reward, load_tasks, parse_settings
 from art_cli.main import AGENT, TASKS, Model, Reward, RunDir, Settings, resume_hint
 from art_core.plugin_api import plural
-from art_core.runtime.threads import run_alone
 from art_core.store.run_folder import new_run_dir
 
 if TYPE_CHECKING:
@@ -50,11 +50,12 @@ def optimize(
     settings = parse_settings(set_ or [], OWN)
     loaded = load_agent(agent), load_tasks(tasks)
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
-        result = run_alone(
-            search.optimize, *loaded, model=model, reward=load_reward(reward), rollouts=rollouts, max_cost=max_cost,
+        work = search.optimize(
+            *loaded, model=model, reward=load_reward(reward), rollouts=rollouts, max_cost=max_cost,
             reflector=load_object(reflector) if _is_function(reflector) else reflector, seed=seed, run_dir=run_dir,
             held_out=load_tasks(held_out) if held_out else None, **settings,
         )  # fmt: skip
+        result = asyncio.run(work)
     show(result)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from art_core.capture import CHAT, Dialect
 from art_core.errors import ConfigError
-from art_core.hookspecs import Offer
 from art_core.plugin_api import Plugins
 from art_core.types import JsonDict
 from art_gepa.components import INSTRUCTIONS
@@ -158,7 +157,7 @@ class WithPrompts(Plugins):
             return found
         return {path: Prompted(it, self.file) for path, it in {CHAT: Dialect(), **found}.items()}
 
-    def offer(self, hook: str, name: str) -> Offer:
+    def offer(self, hook: str, name: str) -> Any:
         """Return what is registered; the live engine applies the changes."""
         found = super().offer(hook, name)
         if (hook, name) != ("register_engines", "live"):

@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from art_cli import main
+from art_cli.arguments import with_prompts
+from art_core.errors import ConfigError
 from art_gepa.command import _is_function
 
 APP = """
@@ -43,6 +45,17 @@ def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypa
     assert "-Say the word of the user again.\n+Say the word of the user loudly." in ended.stdout
     assert "0.000 -> 1.000 on the tasks to choose by" in ended.stdout and "1 reflection, $0.00" in ended.stdout
     assert "held out: " in ended.stdout and "the new texts are in found/prompts.json" in ended.stdout
+
+    same = "optimized_app.py:agent tasks.jsonl --reward optimized_app.py:reward --prompts found/prompts.json".split()
+    evaluated = CliRunner().invoke(main.command(), ["eval", *same, "--run-dir", "evaluated"])
+    assert json.loads(evaluated.stdout)["success"] == 1.0
+    trained = CliRunner().invoke(main.command(), ["train", *same, "--dry-run", "--run-dir", "trained"])
+    assert trained.exit_code == 0 and "rewards: [1.0, 1.0" in trained.output
+
+
+def test_prompts_of_a_missing_file_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no file .*art optimize writes one"):
+        with_prompts(str(tmp_path / "none.json"))
 
 
 def test_a_model_with_a_colon_in_its_name_is_no_function():
