@@ -17,7 +17,19 @@ from art_core.store.run_folder import new_run_dir
 if TYPE_CHECKING:
     from art_gepa.search import Result
 
-OWN = ("model", "reward", "reflector", "rollouts", "max_cost", "held_out", "run_dir", "seed")
+OWN = (
+    "plugins",
+    "progress",
+    "perfect",
+    "model",
+    "reward",
+    "reflector",
+    "rollouts",
+    "max_cost",
+    "held_out",
+    "run_dir",
+    "seed",
+)
 """Keywords of ``optimize`` that ``--set`` refuses, because the command passes them itself."""
 
 
@@ -48,7 +60,7 @@ def optimize(
 
     run_dir = run_dir or new_run_dir(f"prompts-{Path(model).name}")
     settings = parse_settings(set_ or [], OWN)
-    loaded = load_agent(agent), load_tasks(tasks)
+    loaded = (load_object if model == "live" else load_agent)(agent), load_tasks(tasks)
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
         work = search.optimize(
             *loaded, model=model, reward=load_reward(reward), rollouts=rollouts, max_cost=max_cost,

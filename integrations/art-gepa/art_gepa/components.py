@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import Any
 
-from art_core.types import Call, JsonDict
+from art_core.types import Call
 
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
@@ -42,14 +43,10 @@ def components(calls: Iterable[Call]) -> list[Component]:
             tools.setdefault(name, {})[text] = None
     found: dict[tuple[str | None, str], Component] = {}
     for (agent, place), texts in prompts.items():
+        name = f"{agent}: system prompt" + (f" {place + 1}" if place else "")
         parts = constant_parts(list(texts)[:MOST_TEXTS])
         for number, part in enumerate(parts, 1):
-            name = (
-                f"{agent}: system prompt"
-                + (f" {place + 1}" if place else "")
-                + (f", part {number}" if parts[1:] else "")
-            )
-            found.setdefault((None, part), Component(name, part))
+            found.setdefault((None, part), Component(f"{name}, part {number}" if parts[1:] else name, part))
     for tool, texts in tools.items():
         if len(texts) == 1:  # a description that changes is made by a program
             [text] = texts
@@ -57,30 +54,32 @@ def components(calls: Iterable[Call]) -> list[Component]:
     return list(found.values())
 
 
-def instructions(request: JsonDict) -> Iterator[str]:
+def instructions(request: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts of a chat request's system and developer messages."""
     for message in request.get("messages") or ():
         if message.get("role") in INSTRUCTIONS:
             content = message.get("content")
             parts = [{"text": content}] if isinstance(content, str) else content or ()
-            yield from (part["text"] for part in parts if isinstance(part.get("text"), str))
+            yield from (
+                part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+            )
 
 
-def descriptions(request: JsonDict) -> Iterator[tuple[str, str]]:
+def descriptions(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the names and descriptions of a chat request's tools."""
     for tool in request.get("tools") or ():
         function = tool.get("function") or {}
-        if function.get("description"):
+        if function.get("name") and function.get("description"):
             yield function["name"], function["description"]
 
 
 def constant_parts(texts: list[str]) -> list[str]:
     """Return the parts that all texts have in common, in order: words and the space between them, as every text has them."""
+    if len(texts) == 1:
+        return [stripped for text in texts if (stripped := text.strip())]
     parts = [_words(texts[0])]
     for text in texts[1:]:
-        words, parts = _words(text), [list(part) for part in parts]
-        shared: list[list[str]] = []
-        start = 0
+        words, shared, start = _words(text), [], 0
         for part in parts:
             blocks = SequenceMatcher(None, part, words[start:], autojunk=False).get_matching_blocks()
             shared += [part[block.a : block.a + block.size] for block in blocks if block.size]

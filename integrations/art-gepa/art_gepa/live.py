@@ -3,64 +3,86 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from art_core.capture import Exchange, RelayedCall
-from art_gepa.components import INSTRUCTIONS
-from art_gepa.prompts import Change, Current, replaced
+from art_core.capture import Exchange, Refused, RelayedCall
+from art_core.types import JsonDict
+from art_gepa.prompts import Current, Edits, Fixed, Prompted
 
-FIELDS = ("system", "instructions", "systemInstruction", "system_instruction")
-"""Where providers' APIs have instructions, beside messages with a role."""
+INSTRUCTIONS = ("system", "instructions")
+"""Where providers' APIs have instructions, beside messages with a role; Gemini's are below."""
+GEMINI = ("systemInstruction", "system_instruction")
 
 
 class PromptedLive:
-    """Makes the live engine whose requests get the changes that a file has at the time."""
+    """Makes the live engine whose requests get the changes of a source."""
 
-    def __init__(self, make: Callable[..., Any], file: Path) -> None:
-        self._make, self._current = make, Current(file)
+    def __init__(self, make: Callable[..., Any], source: Fixed | Current) -> None:
+        self._make, self._source = make, source
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the engine."""
         engine = self._make(*args, **kwargs)
-        relay, current = engine.relay, self._current
+        relay, source = engine.relay, self._source
 
         async def with_changes(exchange: Exchange, call: RelayedCall) -> None:
-            await relay(exchange, replace(call, body=edited_body(call.body, current.changes())))
+            if isinstance(exchange.dialect, Prompted):  # what is recorded is read from the changed body
+                exchange.dialect = exchange.dialect.inner
+            body = edited_body(call.body, source)
+            if body is not call.body and exchange.headers.get("authorization", "").startswith("AWS4-"):
+                raise Refused(
+                    "this request is signed with its text, so its prompts can't be changed on the way; change them in the agent",
+                    status=400,
+                    code="signed",
+                )
+            await relay(exchange, replace(call, body=body))
 
         engine.relay = with_changes
         return engine
 
 
-def edited_body(body: bytes, changes: Iterable[Change]) -> bytes:
+def edited_body(body: bytes, source: Fixed | Current) -> bytes:
     """Return a request of any provider's API with the changes; the same bytes if there is nothing to change."""
-    changes = tuple(changes)
-    if not changes:
-        return body
+    edits = source.edits()
     try:
         request = json.loads(body)
     except ValueError:  # the provider says what is wrong with it
         return body
-    prompts = [it for it in changes if it.tool is None]
-    described = {(it.tool, it.find): it.replace for it in changes if it.tool is not None}
-    edited = _walked(request, prompts, described, False)
-    return body if edited == request else json.dumps(edited, ensure_ascii=False).encode()
+    if not isinstance(request, dict):
+        return body
+    edited = _edited(request, edits)
+    source.made(request, edited)
+    return body if edited == request else json.dumps(edited).encode()
 
 
-def _walked(value: Any, prompts: list[Change], described: Mapping[Any, str], instructs: bool) -> Any:
-    """Return the value with its texts replaced, if they instruct or describe tools."""
-    if isinstance(value, str):
-        return replaced(value, prompts) if instructs else value
-    if isinstance(value, list):
-        return [_walked(it, prompts, described, instructs) for it in value]
-    if not isinstance(value, dict):
-        return value
-    instructs = instructs or value.get("role") in INSTRUCTIONS
-    found = {
-        name: _walked(it, prompts, described, instructs or name in FIELDS) if name != "arguments" else it
-        for name, it in value.items()
-    }
-    text = described.get((value.get("name"), value.get("description")))
-    return found if text is None else {**found, "description": text}
+def _edited(request: JsonDict, edits: Edits) -> JsonDict:
+    """Make the changes in each place that a provider's API has for instructions and tools."""
+    edited = edits.in_chat(request)
+    if isinstance(request.get("input"), list):
+        edited["input"] = edits.in_messages(request["input"])
+    for name in INSTRUCTIONS:
+        if name in request:
+            edited[name] = edits.in_content(request[name])
+    for name in GEMINI:
+        if isinstance(request.get(name), dict) and "parts" in request[name]:
+            edited[name] = {**request[name], "parts": edits.in_content(request[name]["parts"])}
+    if isinstance(edited.get("tools"), list):
+        edited["tools"] = [_tool(tool, edits) for tool in edited["tools"]]
+    if isinstance(config := request.get("toolConfig"), dict) and isinstance(config.get("tools"), list):
+        edited["toolConfig"] = {**config, "tools": [_tool(tool, edits) for tool in config["tools"]]}
+    return edited
+
+
+def _tool(tool: Any, edits: Edits) -> Any:
+    """Return a tool with its description changed, wherever an API has it."""
+    if not isinstance(tool, dict):
+        return tool
+    tool = edits.in_function(tool)
+    if "toolSpec" in tool:
+        tool = {**tool, "toolSpec": edits.in_function(tool["toolSpec"])}
+    for name in ("functionDeclarations", "function_declarations"):
+        if isinstance(tool.get(name), list):
+            tool = {**tool, name: [edits.in_function(it) for it in tool[name]]}
+    return tool

@@ -12,46 +12,62 @@ from art_core.store import Store
 from art_core.types import Call, JsonDict, Trajectory
 from art_gepa.components import INSTRUCTIONS, Component, descriptions, instructions
 
+SECONDS = 120
+"""That a model may take for an answer."""
 MOST_CHARACTERS = 4000
 """Of one text that the reflector is shown."""
 
 
 class Reflector:
-    """Asks ``model``, a LiteLLM string or a function ``(prompt) -> text``, and keeps what it answered."""
+    """Asks ``model``, a LiteLLM string or a function ``(prompt) -> text``, and keeps what it answered and what that cost."""
 
     def __init__(self, model: str | Callable[[Any], str], store: Store) -> None:
         from gepa.lm import LM
 
         self.name = model if isinstance(model, str) else getattr(model, "__qualname__", type(model).__qualname__)
-        self._ask = LM(model, num_retries=3) if isinstance(model, str) else model
+        self._ask = LM(model, num_retries=3, timeout=SECONDS) if isinstance(model, str) else model
         self._store = store
-        self._answers: dict[str, str] = store.meta("reflections", {})
-        self._spent_before: float = store.meta("reflection_cost", 0.0)
+        self._recorded: dict[str, tuple[str, float]] = {
+            key: tuple(it) for key, it in store.meta("reflections", {}).items()
+        }
+        self._given: dict[str, float] = {}
+        """Key of an answer that this start has used -> its cost. A resumed search stops where the first would have."""
+        self.asking = False
         self.failure: Exception | None = None
         """Why it gave no answer. GEPA goes on then, and every further step would cost rollouts."""
 
     @property
     def total_cost(self) -> float:
-        """What its answers have cost in all starts of this run, in US dollars; 0 for a function."""
-        return self._spent_before + getattr(self._ask, "total_cost", 0.0)
+        """What the answers of this search have cost, in US dollars; 0 for a function."""
+        return sum(self._given.values())
 
     @property
     def answers(self) -> int:
         """Number of its answers."""
-        return len(self._answers)
+        return len(self._given)
 
     def __call__(self, prompt: str | list[JsonDict]) -> str:
-        """Return the answer to a prompt."""
+        """Return the answer to a prompt, the recorded one if there is one."""
         key = hashlib.sha256(json.dumps([self.name, prompt]).encode()).hexdigest()
-        if key not in self._answers:
-            try:
-                self._answers[key] = self._ask(prompt)
-            except Exception as error:
-                self.failure = error
-                raise
-            self._store.set_meta("reflections", self._answers)
-            self._store.set_meta("reflection_cost", self.total_cost)
-        return self._answers[key]
+        if key not in self._recorded:
+            self._recorded[key] = self._new_answer(prompt)
+            self._store.set_meta("reflections", self._recorded)
+        answer, self._given[key] = self._recorded[key]
+        return answer
+
+    def _new_answer(self, prompt: str | list[JsonDict]) -> tuple[str, float]:
+        before, self.asking = getattr(self._ask, "total_cost", 0.0), True
+        try:
+            answer = self._ask(prompt)
+            if not isinstance(answer, str) or not answer.strip():
+                raise ValueError(f"it returned {answer!r:.100}, not a text")
+            self.failure = None
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            self.asking = False
+        return answer, getattr(self._ask, "total_cost", 0.0) - before
 
 
 def records(component: Component, text: str, trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
@@ -59,7 +75,7 @@ def records(component: Component, text: str, trajectories: Iterable[Trajectory])
     found = []
     for trajectory in trajectories:
         if calls := [call for call in trajectory.calls if _shows(call.request, component, text)]:
-            whole = "\n".join(instructions(dict(calls[-1].request)))
+            whole = "\n".join(instructions(calls[-1].request))
             record = {
                 "Task": task_input(trajectory.task),
                 "Conversation": _conversation(calls[-1]),
@@ -74,8 +90,8 @@ def records(component: Component, text: str, trajectories: Iterable[Trajectory])
 
 def _shows(request: Mapping[str, Any], component: Component, text: str) -> bool:
     if component.tool:
-        return (component.tool, text) in descriptions(dict(request))
-    return any(text in it for it in instructions(dict(request)))
+        return (component.tool, text) in descriptions(request)
+    return any(text in it for it in instructions(request))
 
 
 def _conversation(call: Call) -> str:

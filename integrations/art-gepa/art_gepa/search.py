@@ -5,24 +5,33 @@ from __future__ import annotations
 import asyncio
 import difflib
 import hashlib
+import inspect
 import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import art_core as art
 from art_core import Group, Report, Run, Trajectory
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ArtError, CaptureError, ConfigError, RewardError, ServingDied
 from art_core.plugin_api import Display, check_tasks, describe_error, display, plural, reward_name, task_id
 from art_core.types import Engine, Reward, Sampling
 from art_gepa.components import Component, components
-from art_gepa.prompts import Change, WithPrompts, read, write
+from art_gepa.prompts import Change, WithCandidate, write
 from art_gepa.reflection import Reflector, records
 
 PROMPTS = "prompts.json"
+"""The best texts, written when a search ends."""
+CANDIDATE = "candidate.json"
+"""The texts of the rollouts that run now."""
+MINIBATCH = 3
+"""Tasks that the reflector learns from at a time."""
+FEW = 8
+"""Tasks to choose by, of which the others are looked at too for what is constant."""
 FAILED = 0.0
 """The score of a rollout without a reward."""
 FEWEST_TASKS = 2
@@ -82,23 +91,54 @@ async def optimize(
     better. Half of the tasks choose the best texts, and the reflector sees rollouts of the others. The same call with the
     ``run_dir`` of an interrupted search continues it. ``settings`` are fields of ``TrainConfig``.
     """
-    check_tasks(tasks)
+    for name, some in (("tasks", tasks), ("held_out", held_out)):
+        if some is not None:
+            check_tasks(some, name)
     if len(tasks) < FEWEST_TASKS:
         raise ConfigError(
             f"{plural(len(tasks), 'task')} can't show which prompt is better; pass at least {FEWEST_TASKS}"
         )
-    run_dir = Path(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write(run_dir / PROMPTS, ())
-    parts = {"engine": "live" if model == "live" else engine, "plugins": WithPrompts(run_dir / PROMPTS), "seed": seed}
+    limits = Limits(rollouts, max_cost, perfect)
+    validation = len(tasks) // 2
+    fewest = (len(tasks) if validation < FEW else validation) + limits.step(validation)
+    if rollouts < fewest:
+        raise ConfigError(
+            f"rollouts={rollouts} is too few for a single step on {len(tasks)} tasks; pass {fewest} or more"
+        )
+    parts: dict[str, Any] = {"engine": "live" if model == "live" else engine, "seed": seed}
+    parts["plugins"] = WithCandidate(Path(run_dir) / CANDIDATE)
     screen = display(progress)
     with screen:
         screen.phase("starting the engine", None)
         async with art.open_run(run_dir, model=str(model), **parts, **settings) as run:
+            check_same(run, {"agent": agent, "reward": run.reward(reward), "tasks": sorted(map(task_id, tasks))})
             run.on_rollout = screen.advance
             search = _Search(run, agent, reward, screen, asyncio.get_running_loop())
-            limits = Limits(rollouts, max_cost, perfect)
             return await search.best(list(tasks), Reflector(reflector, run.store), limits, held_out, seed)
+
+
+def check_same(run: Run, parts: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the run folder has another search: its rollouts would be taken for those of this one."""
+    now = {name: identity(part) for name, part in parts.items()}
+    begun = run.store.meta("search") or now
+    if different := [name for name in now if begun[name] != now[name]]:
+        raise ConfigError(
+            f"{run.run_dir} has the rollouts of a search with other {', '.join(different)}; pass another run_dir, or what it "
+            "was started with"
+        )
+    run.store.set_meta("search", now)
+
+
+def identity(part: Any) -> str:
+    """Return a name and, of what has source code, a hash of it."""
+    if isinstance(part, list):
+        return hashlib.sha256(json.dumps(part).encode()).hexdigest()
+    named = part if hasattr(part, "__qualname__") else type(part)
+    try:
+        source = hashlib.sha256(inspect.getsource(named).encode()).hexdigest()[:12]
+    except (OSError, TypeError):
+        source = "no source"
+    return f"{named.__module__}.{named.__qualname__} ({source})"
 
 
 @dataclass(frozen=True)
@@ -111,6 +151,10 @@ class Limits:
     perfect: float
     """A mean reward that can't be better."""
 
+    def step(self, validation: int) -> int:
+        """Return the most rollouts of a step: a few tasks with the old and the new text, then those to choose by."""
+        return 2 * MINIBATCH + validation
+
 
 class _Search:
     """One search; also what GEPA calls an adapter, in a thread of its own."""
@@ -120,8 +164,8 @@ class _Search:
     def __init__(self, run: Run, agent: object, reward: Any, screen: Display, loop: asyncio.AbstractEventLoop) -> None:
         self.run, self.agent, self.reward, self.screen = run, agent, reward, screen
         self._loop = loop
-        self._file = run.run_dir / PROMPTS
         self._stop = threading.Event()
+        self._rolling: Future[list[Trajectory]] | None = None
         self.components: dict[str, Component] = {}
         self._collected: dict[str, int] = {}
         """Key -> number of rollouts."""
@@ -137,44 +181,63 @@ class _Search:
             f"{plural(limits.rollouts, 'rollout')} at most"
         )
         seen = await self._groups(validation, {})
+        if len(validation) < FEW:  # a prompt with the task in it would look constant
+            seen = [*seen, *await self._groups(training, {})]
+            limits = replace(limits, rollouts=limits.rollouts - len(training))
         found = components(call for group in seen for t in group.trajectories for call in t.calls)
         if not found:
             raise ConfigError(
-                "the agent's calls have no system prompt and no tool description, so there is nothing to optimise; see "
-                f"its calls in {self.run.run_dir}"
+                "the agent's calls have no system prompt and no tool description that is always the same, so there is nothing "
+                f"to optimise; see its calls in {self.run.run_dir}"
             )
         self.components = {it.name: it for it in found}
         for it in found:
             self.screen.say(f"{it.name}: {it.text[:100]!r}{' ...' if it.text[100:] else ''}")
-        try:
-            outcome = await asyncio.to_thread(self._gepa, training, validation, reflector, limits, seed)
-        finally:
-            self._stop.set()
+        outcome = await self._in_thread(lambda: self._gepa(training, validation, reflector, limits, seed), reflector)
         if reflector.failure:
             raise ArtError(
                 f"the reflector {reflector.name} gave no answer: {describe_error(reflector.failure)}; to continue, repeat the "
                 f"call with run_dir={str(self.run.run_dir)!r}"
             ) from reflector.failure
-        chosen = self._changes(outcome.best_candidate)
-        scores = outcome.val_aggregate_scores
+        texts, scores = self._texts(outcome.best_candidate), outcome.val_aggregate_scores
         reports = None
         if held_out:
             reports = await self._report(held_out, {}), await self._report(held_out, outcome.best_candidate)
-        write(self._file, chosen)
+        write(self.run.run_dir / PROMPTS, texts)
         return Result(
-            tuple(found), chosen, scores[0], scores[outcome.best_idx], reports, sum(self._collected.values()), reflector.answers,
-            reflector.total_cost, self._file,
+            tuple(found), tuple(it for it in texts if it.find != it.replace), scores[0], scores[outcome.best_idx], reports,
+            sum(self._collected.values()), reflector.answers, reflector.total_cost, self.run.run_dir / PROMPTS,
         )  # fmt: skip
+
+    async def _in_thread(self, work: Callable[[], Any], reflector: Reflector) -> Any:
+        """Return what ``work`` returns in a thread, which has ended when this returns or raises."""
+        thread = asyncio.create_task(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(thread)
+        finally:
+            self._stop.set()
+            if not thread.done():
+                if reflector.asking:
+                    self.screen.say(f"stopping when {reflector.name} has answered: its answer is kept")
+                if self._rolling is not None:
+                    self._rolling.cancel()
+                await asyncio.wait({thread})
+                thread.exception()  # as it was stopped
 
     def _gepa(self, training: list[Any], validation: list[Any], reflector: Reflector, limits: Limits, seed: int) -> Any:
         import gepa
         from gepa.utils import ScoreThresholdStopper
 
+        def ends(state: Any) -> bool:
+            left = limits.rollouts - state.total_num_evals
+            return self._stop.is_set() or bool(reflector.failure) or left < limits.step(len(validation))
+
+        # No cache of GEPA's: it takes a training task for the validation task of the same number, and the store is one.
         return gepa.optimize(
             {it.name: it.text for it in self.components.values()}, training, validation, adapter=self,
             reflection_lm=reflector, max_metric_calls=limits.rollouts, max_reflection_cost=limits.cost,
-            perfect_score=limits.perfect, cache_evaluation=True, logger=self, seed=seed,
-            stop_callbacks=[ScoreThresholdStopper(limits.perfect), lambda _: self._stop.is_set() or bool(reflector.failure)],
+            perfect_score=limits.perfect, reflection_minibatch_size=MINIBATCH, logger=self, seed=seed,
+            stop_callbacks=[ScoreThresholdStopper(limits.perfect), ends],
         )  # fmt: skip
 
     def log(self, message: str) -> None:
@@ -187,10 +250,19 @@ class _Search:
 
         if self._stop.is_set():
             raise KeyboardInterrupt
-        work = asyncio.run_coroutine_threadsafe(self._groups(batch, candidate), self._loop)
-        rolled = [group.trajectories[0] for group in work.result()]
+        self._rolling = asyncio.run_coroutine_threadsafe(self._rolled(batch, candidate), self._loop)
+        rolled = self._rolling.result()
         scores = [FAILED if t.reward is None else t.reward for t in rolled]
         return EvaluationBatch([t.output for t in rolled], scores, rolled if capture_traces else None)
+
+    async def _rolled(self, tasks: Sequence[Any], candidate: Mapping[str, str]) -> list[Trajectory]:
+        """Return a rollout of each task. If a text makes all fail, they are failed rollouts rather than the search's end."""
+        try:
+            return [group.trajectories[0] for group in await self._groups(tasks, candidate)]
+        except (RewardError, CaptureError) as error:
+            if isinstance(error, ServingDied):
+                raise
+            return [Trajectory(task=task, calls=(), error=describe_error(error)) for task in tasks]
 
     def make_reflective_dataset(
         self, candidate: Mapping[str, str], evaluated: Any, names: Sequence[str]
@@ -200,24 +272,30 @@ class _Search:
         shown = {name: records(self.components[name], candidate[name], rolled) for name in names}
         return {name: those for name, those in shown.items() if those}
 
-    def _changes(self, candidate: Mapping[str, str]) -> tuple[Change, ...]:
-        changed = ((self.components[name], text) for name, text in candidate.items())
-        return tuple(Change(it.name, it.text, text, it.tool) for it, text in changed if text != it.text)
+    def _texts(self, candidate: Mapping[str, str]) -> tuple[Change, ...]:
+        """Return the candidate's texts; those that it leaves as they are protect theirs from the others."""
+        return tuple(
+            Change(it.name, it.text, candidate.get(it.name, it.text), it.tool) for it in self.components.values()
+        )
 
     async def _groups(self, tasks: Sequence[Any], candidate: Mapping[str, str], split: str = "prompts") -> list[Group]:
         """Roll out and score each task with a candidate's texts, or read what an earlier start recorded of it."""
-        changes = self._changes(candidate)
-        if read(self._file) != changes:
-            write(self._file, changes)
-        texts = [[it.component, it.replace] for it in changes]
-        named = hashlib.sha256(json.dumps([texts, [task_id(it) for it in tasks]]).encode()).hexdigest()
+        texts = self._texts(candidate)
+        write(self.run.run_dir / CANDIDATE, texts)
+        changed = [[it.component, it.replace] for it in texts if it.find != it.replace]
+        key = hashlib.sha256(json.dumps([changed, [task_id(it) for it in tasks]]).encode()).hexdigest()
         groups = await self.run.collect(
-            self.agent, tasks, group_size=1, split=split, sampling=Sampling(), key=(key := f"{split} {named}"),
+            self.agent, tasks, group_size=1, split=split, sampling=Sampling(), key=f"{split} {key}",
             scored_by=reward_name(self.run.reward(self.reward)),
         )  # fmt: skip
-        self._collected[key] = len(groups)
+        self._collected[f"{split} {key}"] = len(groups)
         unscored = [group for group in groups if group.trajectories[0].reward is None]
-        scored = iter(await self.run.score(unscored, self.reward) if unscored else ())
+        try:
+            scored = iter(await self.run.score(unscored, self.reward) if unscored else ())
+        except RewardError:
+            if len(unscored) == len(groups):
+                raise
+            scored = iter(unscored)  # scored before, in vain
         return [next(scored) if group.trajectories[0].reward is None else group for group in groups]
 
     async def _report(self, tasks: Sequence[Any], candidate: Mapping[str, str]) -> Report:

@@ -46,7 +46,14 @@ def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypa
     assert "0.000 -> 1.000 on the tasks to choose by" in ended.stdout and "1 reflection, $0.00" in ended.stdout
     assert "held out: " in ended.stdout and "the new texts are in found/prompts.json" in ended.stdout
 
-    same = "optimized_app.py:agent tasks.jsonl --reward optimized_app.py:reward --prompts found/prompts.json".split()
+    same = [
+        "optimized_app.py:agent",
+        "tasks.jsonl",
+        "--reward",
+        "optimized_app.py:reward",
+        "--prompts",
+        "found/prompts.json",
+    ]
     evaluated = CliRunner().invoke(main.command(), ["eval", *same, "--run-dir", "evaluated"])
     assert json.loads(evaluated.stdout)["success"] == 1.0
     trained = CliRunner().invoke(main.command(), ["train", *same, "--dry-run", "--run-dir", "trained"])
@@ -54,7 +61,7 @@ def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypa
 
 
 def test_prompts_of_a_missing_file_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no file .*art optimize writes one"):
+    with pytest.raises(ConfigError, match=r"there is no file .*art optimize writes one"):
         with_prompts(str(tmp_path / "none.json"))
 
 

@@ -1,6 +1,8 @@
 """The search: an unchanged agent gets better prompts from a reflector that sees its rollouts."""
 
+import asyncio
 import json
+import random
 
 import pytest
 from openai import AsyncOpenAI
@@ -57,18 +59,22 @@ class Scripted:
         )
 
 
+def extends(prompt):
+    """A reflector whose texts contain the old ones."""
+    old = prompt.split("```")[1].strip()
+    return f"```\n{old} Do it in capitals.\n```" if "Repeat" in old else f"```\n{old}\n```"
+
+
 async def search(run_dir, reflector, **settings):
-    return await optimize(
-        agent, TASKS, model="tiny", reward=reward, reflector=reflector, run_dir=run_dir, progress=False,
-        **{"engine": FakeEngine(reply), "rollouts": 60, **settings},
-    )  # fmt: skip
+    usual = {"agent": agent, "tasks": TASKS, "reward": reward, "engine": FakeEngine(reply), "rollouts": 60}
+    return await optimize(model="tiny", reflector=reflector, run_dir=run_dir, progress=False, **{**usual, **settings})
 
 
 async def test_a_better_prompt_is_found_written_and_used(tmp_path):
     reflector = Scripted()
     result = await search(tmp_path / "run", reflector, held_out=["new1", "new2"])
     assert (result.before, result.after) == (0.0, 1.0)
-    assert result.rollouts <= 20 + 4 and result.reflections == len(reflector.prompts)
+    assert result.rollouts <= 28 and result.reflections == len(reflector.prompts)
     [change] = result.changes
     assert (change.find, change.replace) == ("Repeat the word of the user.", "Repeat the word of the user in capitals.")
     assert "-Repeat the word of the user.\n+Repeat the word of the user in capitals." in result.patch()
@@ -111,17 +117,16 @@ async def test_the_prompts_for_a_providers_model_are_found_without_any_model_her
             TASKS,
             model="live",
             reward=reward,
-            reflector=Scripted(),
+            reflector=extends,
             run_dir=tmp_path / "run",
             rollouts=60,
             progress=False,
         )
     assert (result.before, result.after) == (0.0, 1.0)
-    assert any("in capitals" in it.body for it in provider.requests)
+    sent = {json.dumps(json.loads(it.body)["messages"]) for it in provider.requests}
+    assert any("Repeat the word of the user. Do it in capitals." in it for it in sent)
     recorded = [call for t in art.load_trajectories(tmp_path / "run", split="prompts") for call in t.calls]
-    assert sorted({json.dumps(call.request["messages"]) for call in recorded}) == sorted(
-        {json.dumps(json.loads(it.body)["messages"]) for it in provider.requests}
-    )
+    assert {json.dumps(call.request["messages"]) for call in recorded} == sent
 
 
 async def test_a_search_goes_on_where_it_was_interrupted(tmp_path):
@@ -132,11 +137,95 @@ async def test_a_search_goes_on_where_it_was_interrupted(tmp_path):
         await search(tmp_path / "run", first)
     again.prompts = list(first.prompts)
     shown = len(SEEN)
+    assert not (tmp_path / "run" / "prompts.json").exists(), "what was tried last is no result"
     result = await search(tmp_path / "run", again)
     assert result.after == 1.0 and len(again.prompts) == len(first.prompts) + 1
     whole = await search(tmp_path / "whole", Scripted())
     assert result.changes == whole.changes
     assert len(SEEN) - shown < 2 * whole.rollouts, "what was recorded is not run again"
+
+
+async def test_what_the_texts_are_chosen_by_is_scored_on_its_own_tasks_alone(tmp_path):
+    """A text that is better only for the tasks that the reflector sees is not better."""
+    chosen_by = set(random.Random(0).sample(TASKS, len(TASKS))[:4])
+
+    def only_the_reflectors(trajectory):
+        return float(
+            "in capitals" in trajectory.calls[0].request["messages"][0]["content"] and trajectory.task not in chosen_by
+        )
+
+    result = await search(tmp_path / "run", Scripted(), reward=only_the_reflectors)
+    assert (result.before, result.after, result.changes) == (0.0, 0.0, ())
+
+
+async def test_a_reward_that_raises_gives_no_score_and_ends_nothing(tmp_path):
+    """For one task with any text, and for all tasks with a bad one."""
+
+    def raises(trajectory):
+        shown = trajectory.calls[0].request["messages"][0]["content"]
+        if trajectory.task == "rain" or "twice" in shown:
+            raise LookupError("no such word")
+        return reward(trajectory)
+
+    result = await search(tmp_path / "run", Scripted(), reward=raises)
+    assert result.changes and result.after >= 0.75
+
+
+async def test_the_budget_is_a_maximum_and_one_that_is_too_small_is_refused(tmp_path):
+    useless = lambda prompt: "```\nRepeat it.\n```"  # noqa: E731
+    with pytest.raises(ConfigError, match=r"rollouts=17 is too few for a single step on 8 tasks; pass 18 or more"):
+        await search(tmp_path / "small", useless, rollouts=17)
+    for rollouts in (18, 31):
+        assert (await search(tmp_path / f"run{rollouts}", useless, rollouts=rollouts)).rollouts <= rollouts
+
+
+async def test_a_resumed_search_with_a_limit_of_cost_finds_what_the_first_did(tmp_path):
+    class Costly(Scripted):
+        total_cost = 0.0
+
+        def __call__(self, prompt):
+            self.total_cost += 1.0
+            return super().__call__(prompt)
+
+    first = await search(tmp_path / "run", Costly(), max_cost=2.0)
+    again = await search(tmp_path / "run", reflector := Costly(), max_cost=2.0)
+    assert first.cost == again.cost == 2.0 and again.changes == first.changes and not reflector.prompts
+    assert (await search(tmp_path / "less", Costly(), max_cost=1.0)).changes == ()
+
+
+async def test_a_folder_with_another_search_is_refused(tmp_path):
+    await search(tmp_path / "run", Scripted())
+    with pytest.raises(ConfigError, match="rollouts of a search with other reward; pass another run_dir"):
+        await search(tmp_path / "run", Scripted(), reward=lambda it: 1.0)
+    with pytest.raises(ConfigError, match="other tasks"):
+        await search(tmp_path / "run", Scripted(), tasks=TASKS[1:])
+
+
+async def test_a_reflector_that_returns_no_text_ends_the_search(tmp_path):
+    def silent(prompt):
+        return None
+
+    with pytest.raises(ArtError, match="silent gave no answer: ValueError: it returned None, not a text"):
+        await search(tmp_path / "run", silent)
+
+
+async def test_a_cancelled_search_leaves_nothing_running(tmp_path):
+    begun, before = asyncio.Event(), asyncio.all_tasks()
+
+    async def waits(task):
+        answer = await agent(task)
+        if len(SEEN) > 10:
+            begun.set()
+            await asyncio.sleep(60)
+        return answer
+
+    SEEN.clear()
+    searching = asyncio.create_task(search(tmp_path / "run", Scripted(), agent=waits))
+    await begun.wait()
+    searching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await searching
+    assert asyncio.all_tasks() == before
 
 
 async def test_an_agent_without_instructions_is_refused(tmp_path):
@@ -164,4 +253,4 @@ def test_the_file_is_readable(tmp_path):
 
     write(tmp_path / "prompts.json", [Change("agent: system prompt", "Hello.", "Grüß Gott.")])
     text = (tmp_path / "prompts.json").read_text()
-    assert "Grüß Gott." in text and json.loads(text)["changes"][0]["component"] == "agent: system prompt"
+    assert "Grüß Gott." in text and json.loads(text)["texts"][0]["component"] == "agent: system prompt"
