@@ -88,8 +88,8 @@ async def optimize(
     ``model`` is as in ``art.evaluate``, but no run folder: a name, a model folder, or ``"live"`` for the agent's own providers.
     ``rollouts`` is the budget, beside which each held-out task costs two; ``max_cost`` ends the search once the reflector, a
     LiteLLM string or a function ``(prompt) -> text``, has cost so many US dollars, and ``perfect`` once a mean reward can't be
-    better. Half of the tasks choose the best texts, and the reflector sees rollouts of the others. The same call with the
-    ``run_dir`` of an interrupted search continues it. ``settings`` are fields of ``TrainConfig``.
+    better. Half of the tasks, or fewer if they are many, choose the best texts; the reflector sees rollouts of the others. The
+    same call with the ``run_dir`` of an interrupted search continues it. ``settings`` are fields of ``TrainConfig``.
     """
     for name, some in (("tasks", tasks), ("held_out", held_out)):
         if some is not None:
@@ -99,7 +99,7 @@ async def optimize(
             f"{plural(len(tasks), 'task')} can't show which prompt is better; pass at least {FEWEST_TASKS}"
         )
     limits = Limits(rollouts, max_cost, perfect)
-    validation = len(tasks) // 2
+    validation = limits.validation(tasks)
     fewest = (len(tasks) if validation < FEW else validation) + limits.step(validation)
     if rollouts < fewest:
         raise ConfigError(
@@ -151,6 +151,10 @@ class Limits:
     perfect: float
     """A mean reward that can't be better."""
 
+    def validation(self, tasks: Sequence[Any]) -> int:
+        """Return how many tasks choose the best texts: half, unless each step would take more than a fifth of the budget."""
+        return max(1, min(len(tasks) // 2, self.rollouts // 5))
+
     def step(self, validation: int) -> int:
         """Return the most rollouts of a step: a few tasks with the old and the new text, then those to choose by."""
         return 2 * MINIBATCH + validation
@@ -175,7 +179,7 @@ class _Search:
     ) -> Result:
         """Return the best texts, and measure them on the held-out tasks."""
         shuffled = random.Random(seed).sample(tasks, len(tasks))
-        validation, training = shuffled[: len(tasks) // 2], shuffled[len(tasks) // 2 :]
+        validation, training = shuffled[: (half := limits.validation(tasks))], shuffled[half:]
         self.screen.say(
             f"{plural(len(validation), 'task')} to choose by, {len(training)} for {reflector.name} to learn from; "
             f"{plural(limits.rollouts, 'rollout')} at most"

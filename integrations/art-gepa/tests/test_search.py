@@ -173,9 +173,9 @@ async def test_a_reward_that_raises_gives_no_score_and_ends_nothing(tmp_path):
 
 async def test_the_budget_is_a_maximum_and_one_that_is_too_small_is_refused(tmp_path):
     useless = lambda prompt: "```\nRepeat it.\n```"  # noqa: E731
-    with pytest.raises(ConfigError, match=r"rollouts=17 is too few for a single step on 8 tasks; pass 18 or more"):
-        await search(tmp_path / "small", useless, rollouts=17)
-    for rollouts in (18, 31):
+    with pytest.raises(ConfigError, match=r"rollouts=16 is too few for a single step on 8 tasks; pass 17 or more"):
+        await search(tmp_path / "small", useless, rollouts=16)
+    for rollouts in (17, 31):
         assert (await search(tmp_path / f"run{rollouts}", useless, rollouts=rollouts)).rollouts <= rollouts
 
 
