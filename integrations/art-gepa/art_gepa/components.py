@@ -12,6 +12,8 @@ from art_core.types import Call
 
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
+EXAMPLES = ("user", "assistant")
+"""Roles of few-shot messages."""
 FEWEST_WORDS = 3
 """Of a constant part of a template. Shorter ones stand between variables by chance."""
 MOST_TEXTS = 32
@@ -25,18 +27,24 @@ class Component:
     name: str
     text: str
     tool: str | None = None
-    """The tool that it describes; None for a part of a system prompt."""
+    """The tool that it describes."""
+    role: str | None = None
+    """The role of the example message that it is. Otherwise, and without a tool, it is a part of a system prompt."""
 
 
 def components(calls: Iterable[Call]) -> list[Component]:
     """Return the components of the calls, in the order of their first appearance.
 
-    A system prompt that differs between calls is a template, and each part that all of them share is a component. What two
-    agents share is one component, named for the first.
+    A system prompt that differs between calls is a template, and each part that all of them share is a component. Messages with
+    which all conversations of an agent begin are examples. What two agents share is one component, named for the first.
     """
     prompts: dict[tuple[str, int], dict[str, None]] = {}
     tools: dict[str, dict[str, None]] = {}
+    conversations: dict[str, list[list[Any]]] = {}
     for call in calls:
+        conversations.setdefault(call.agent or "agent", []).append(
+            [it for it in call.request.get("messages") or () if it.get("role") not in INSTRUCTIONS]
+        )
         for place, text in enumerate(instructions(call.request)):
             prompts.setdefault((call.agent or "agent", place), {})[text] = None
         for name, text in descriptions(call.request):
@@ -47,11 +55,31 @@ def components(calls: Iterable[Call]) -> list[Component]:
         parts = constant_parts(list(texts)[:MOST_TEXTS])
         for number, part in enumerate(parts, 1):
             found.setdefault((None, part), Component(f"{name}, part {number}" if parts[1:] else name, part))
+    for agent, said in conversations.items():
+        for number, message in enumerate(examples(said), 1):
+            name = f"{agent}: example {number}, {message['role']}"
+            found.setdefault(
+                (message["role"], message["content"]), Component(name, message["content"], role=message["role"])
+            )
     for tool, texts in tools.items():
         if len(texts) == 1:  # a description that changes is made by a program
             [text] = texts
             found.setdefault((tool, text), Component(f"tool {tool}", text, tool))
     return list(found.values())
+
+
+def examples(conversations: list[list[Any]]) -> list[Mapping[str, Any]]:
+    """Return the texts with which every conversation begins, before what it is asked; those with tool calls can't change."""
+    shared = []
+    for messages in zip(*(it[:-1] for it in conversations), strict=False):
+        if any(it != messages[0] for it in messages):
+            break
+        shared.append(messages[0])
+    return [
+        it
+        for it in shared
+        if it.get("role") in EXAMPLES and isinstance(it.get("content"), str) and not it.get("tool_calls")
+    ]
 
 
 def instructions(request: Mapping[str, Any]) -> Iterator[str]:

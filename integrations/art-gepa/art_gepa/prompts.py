@@ -30,7 +30,9 @@ class Change:
     find: str
     replace: str
     tool: str | None = None
-    """The tool whose description it is; None for system prompts."""
+    """The tool whose description it is."""
+    role: str | None = None
+    """The role of the example message that it is. Otherwise, and without a tool, it is a part of a system prompt."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Edits:
     def in_text(self, text: str) -> str:
         """Return an instruction with the changes: the longest first, each once, at whole words, none within another's text."""
         pieces: list[tuple[str, bool]] = [(text, False)]
-        for change in sorted((it for it in self.changes if it.tool is None), key=lambda it: -len(it.find)):
+        instructing = (it for it in self.changes if it.tool is None and it.role is None)
+        for change in sorted(instructing, key=lambda it: -len(it.find)):
             pattern = re.compile(rf"(?<!\S){re.escape(change.find)}(?!\S)")
             for place, (piece, done) in enumerate(pieces):
                 if not done and (found := pattern.search(piece)):
@@ -73,15 +76,20 @@ class Edits:
         return function if new == text else {**function, "description": new}
 
     def in_messages(self, messages: Any) -> Any:
-        """Return messages with the changes in those of a system or developer."""
-        if not isinstance(messages, list):
-            return messages
-        return [
-            {**it, "content": self.in_content(it["content"])}
-            if isinstance(it, dict) and it.get("role") in INSTRUCTIONS and "content" in it
-            else it
-            for it in messages
-        ]
+        """Return messages with the changes in those of a system or developer, and in examples."""
+        return [self._in_message(it) for it in messages] if isinstance(messages, list) else messages
+
+    def _in_message(self, message: Any) -> Any:
+        if not isinstance(message, dict) or "content" not in message:
+            return message
+        content, role = message["content"], message.get("role")
+        if role in INSTRUCTIONS:
+            return {**message, "content": self.in_content(content)}
+        new = next(
+            (it.replace for it in self.changes if it.role is not None and (it.role, it.find) == (role, content)),
+            content,
+        )
+        return message if new == content else {**message, "content": new}
 
     def in_chat(self, request: JsonDict) -> JsonDict:
         """Return a chat request with the changes in its system prompts and tool descriptions."""

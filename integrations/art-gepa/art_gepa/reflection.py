@@ -91,6 +91,10 @@ def records(component: Component, text: str, trajectories: Iterable[Trajectory])
 def _shows(request: Mapping[str, Any], component: Component, text: str) -> bool:
     if component.tool:
         return (component.tool, text) in descriptions(request)
+    if component.role:
+        return any(
+            (it.get("role"), it.get("content")) == (component.role, text) for it in request.get("messages") or ()
+        )
     return any(text in it for it in instructions(request))
 
 

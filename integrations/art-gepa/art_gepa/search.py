@@ -10,7 +10,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -191,8 +191,8 @@ class _Search:
         found = components(call for group in seen for t in group.trajectories for call in t.calls)
         if not found:
             raise ConfigError(
-                "the agent's calls have no system prompt and no tool description that is always the same, so there is nothing "
-                f"to optimise; see its calls in {self.run.run_dir}"
+                "the agent's calls have no system prompt, tool description or example that is always the same, so there is "
+                f"nothing to optimise; see its calls in {self.run.run_dir}"
             )
         self.components = {it.name: it for it in found}
         for it in found:
@@ -226,7 +226,8 @@ class _Search:
                 if self._rolling is not None:
                     self._rolling.cancel()
                 await asyncio.wait({thread})
-                thread.exception()  # as it was stopped
+                if not thread.cancelled():
+                    thread.exception()  # of having been stopped
 
     def _gepa(self, training: list[Any], validation: list[Any], reflector: Reflector, limits: Limits, seed: int) -> Any:
         import gepa
@@ -253,7 +254,7 @@ class _Search:
         from gepa import EvaluationBatch
 
         if self._stop.is_set():
-            raise KeyboardInterrupt
+            raise CancelledError
         self._rolling = asyncio.run_coroutine_threadsafe(self._rolled(batch, candidate), self._loop)
         rolled = self._rolling.result()
         scores = [FAILED if t.reward is None else t.reward for t in rolled]
@@ -279,7 +280,8 @@ class _Search:
     def _texts(self, candidate: Mapping[str, str]) -> tuple[Change, ...]:
         """Return the candidate's texts; those that it leaves as they are protect theirs from the others."""
         return tuple(
-            Change(it.name, it.text, candidate.get(it.name, it.text), it.tool) for it in self.components.values()
+            Change(it.name, it.text, candidate.get(it.name, it.text), it.tool, it.role)
+            for it in self.components.values()
         )
 
     async def _groups(self, tasks: Sequence[Any], candidate: Mapping[str, str], split: str = "prompts") -> list[Group]:

@@ -61,6 +61,27 @@ def test_a_prompt_without_anything_constant_is_no_component():
     assert components([call("alpha beta gamma delta"), call("one two three four")]) == []
 
 
+def shot(task, *more):
+    """A call with an example."""
+    examples = [{"role": "user", "content": "Say it: rain"}, {"role": "assistant", "content": "RAIN"}]
+    return Call((1,), (2,), (-1.0,), request={"messages": [*examples, {"role": "user", "content": task}, *more]})
+
+
+def test_messages_with_which_all_conversations_begin_are_examples():
+    later = [{"role": "assistant", "content": "SNOW"}, {"role": "user", "content": "Again."}]
+    found = components([shot("Say it: snow"), shot("Say it: snow", *later), shot("Say it: hail")])
+    assert [(it.name, it.text, it.role) for it in found] == [
+        ("agent: example 1, user", "Say it: rain", "user"),
+        ("agent: example 2, assistant", "RAIN", "assistant"),
+    ]
+    changed = with_changes(shot("Say it: rain and RAIN").request, Change("x", "RAIN", "rain!", role="assistant"))
+    assert [it["content"] for it in changed["messages"]] == ["Say it: rain", "rain!", "Say it: rain and RAIN"]
+
+
+def test_what_every_conversation_asks_is_no_example():
+    assert components([call(user="Begin."), call(user="Begin.")]) == []
+
+
 words = st.lists(st.sampled_from(["ab", "cd", "ef", "gh", "ij", "kl"]), min_size=0, max_size=12).map(" ".join)
 
 
