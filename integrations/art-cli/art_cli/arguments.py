@@ -139,7 +139,7 @@ def with_prompts(file: str | None) -> Any:
     if file is None:
         return None
     try:
-        from art_gepa.prompts import WithPrompts
+        from art_gepa.plugins import WithPrompts
     except ImportError as error:
         raise ConfigError(
             "--prompts needs art-gepa; in the checkout of art: pip install -e integrations/art-gepa"

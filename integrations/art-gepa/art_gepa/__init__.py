@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from art_core import hookimpl
 from art_gepa.components import Component, components
-from art_gepa.prompts import Change, WithPrompts
+from art_gepa.plugins import WithPrompts
+from art_gepa.prompts import Change
 from art_gepa.search import Result, optimize
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ import logging
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.capture import CHAT, Dialect
+from art_core.capture import Dialect
 from art_core.errors import ConfigError
-from art_core.plugin_api import Plugins
 from art_core.types import JsonDict
 from art_gepa.components import INSTRUCTIONS
 
@@ -196,37 +195,3 @@ class Prompted(Dialect):
     def error_event(self, message: str, status: int, code: str | None) -> str | bytes:
         """Return what the dialect returns."""
         return self.inner.error_event(message, status, code)
-
-
-class WithPrompts(Plugins):
-    """The installed plugins, with the changes of a file in every request: ``art.train(..., plugins=WithPrompts(file))``."""
-
-    def __init__(self, file: str | Path, *extra: object) -> None:
-        super().__init__(*extra)
-        self.source = self._source(Path(file).absolute())
-
-    def _source(self, file: Path) -> Fixed | Current:
-        return Fixed(file)
-
-    def registered(self, hook: str) -> dict[str, Any]:
-        """Return what is registered; dialects make the changes."""
-        found = super().registered(hook)
-        if hook != "register_dialects":
-            return found
-        return {path: Prompted(it, self.source) for path, it in {CHAT: Dialect(), **found}.items()}
-
-    def offer(self, hook: str, name: str) -> Any:
-        """Return what is registered; the live engine makes the changes."""
-        found = super().offer(hook, name)
-        if (hook, name) != ("register_engines", "live"):
-            return found
-        from art_gepa.live import PromptedLive
-
-        return replace(found, thing=PromptedLive(found.thing, self.source))
-
-
-class WithCandidate(WithPrompts):
-    """For a search, whose file changes between rollouts."""
-
-    def _source(self, file: Path) -> Current:
-        return Current(file)

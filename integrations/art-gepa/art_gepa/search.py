@@ -21,7 +21,8 @@ from art_core.errors import ArtError, CaptureError, ConfigError, RewardError, Se
 from art_core.plugin_api import Display, check_tasks, describe_error, display, plural, reward_name, task_id
 from art_core.types import Engine, Reward, Sampling
 from art_gepa.components import Component, components
-from art_gepa.prompts import Change, WithCandidate, write
+from art_gepa.plugins import WithCandidate
+from art_gepa.prompts import Change, write
 from art_gepa.reflection import Reflector, records
 
 PROMPTS = "prompts.json"
