@@ -88,6 +88,11 @@ def records(component: Component, text: str, trajectories: Iterable[Trajectory])
     return found
 
 
+def shows(trajectory: Trajectory, component: Component, text: str) -> bool:
+    """Return whether a call of a rollout showed the component as ``text``."""
+    return any(_shows(call.request, component, text) for call in trajectory.calls)
+
+
 def _shows(request: Mapping[str, Any], component: Component, text: str) -> bool:
     if component.tool:
         return (component.tool, text) in descriptions(request)

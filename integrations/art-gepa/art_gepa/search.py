@@ -23,7 +23,7 @@ from art_core.types import Engine, Reward, Sampling
 from art_gepa.components import Component, components
 from art_gepa.plugins import WithCandidate
 from art_gepa.prompts import Change, write
-from art_gepa.reflection import Reflector, records
+from art_gepa.reflection import Reflector, records, shows
 
 PROMPTS = "prompts.json"
 """The best texts, written when a search ends."""
@@ -52,6 +52,7 @@ class Result:
     held_out: tuple[Report, Report] | None
     """The held-out tasks with the agent's own texts and with ``changes``."""
     rollouts: int
+    """Number of all, those of held-out tasks included."""
     reflections: int
     cost: float
     """Of the reflections, in US dollars."""
@@ -189,7 +190,7 @@ class _Search:
         if len(validation) < FEW:  # a prompt with the task in it would look constant
             seen = [*seen, *await self._groups(training, {})]
             limits = replace(limits, rollouts=limits.rollouts - len(training))
-        found = components(call for group in seen for t in group.trajectories for call in t.calls)
+        found = self._found([t for group in seen for t in group.trajectories])
         if not found:
             raise ConfigError(
                 "the agent's calls have no system prompt, tool description or example that is always the same, so there is "
@@ -213,6 +214,15 @@ class _Search:
             tuple(found), tuple(it for it in texts if it.find != it.replace), scores[0], scores[outcome.best_idx], reports,
             sum(self._collected.values()), reflector.answers, reflector.total_cost, self.run.run_dir / PROMPTS,
         )  # fmt: skip
+
+    def _found(self, rolled: Sequence[Trajectory]) -> list[Component]:
+        """Return the components, without those that a single one of several tasks has: few others would gain by them."""
+        found = components(call for t in rolled for call in t.calls)
+        shown = {it.name: len({task_id(t.task) for t in rolled if shows(t, it, it.text)}) for it in found}
+        common = [it for it in found if shown[it.name] > 1 or len({task_id(t.task) for t in rolled}) == 1]
+        if rare := [it.name for it in found if it not in common]:
+            self.screen.say(f"left as they are, because only one task has them: {', '.join(rare)}")
+        return common
 
     async def _in_thread(self, work: Callable[[], Any], reflector: Reflector) -> Any:
         """Return what ``work`` returns in a thread, which has ended when this returns or raises."""

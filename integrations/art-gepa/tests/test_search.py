@@ -171,6 +171,44 @@ async def test_a_reward_that_raises_gives_no_score_and_ends_nothing(tmp_path):
     assert result.changes and result.after >= 0.75
 
 
+async def test_a_tool_that_only_one_task_has_is_left_as_it_is(tmp_path):
+    async def with_a_tool_of_its_own(task):
+        client = AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
+        names = ["shared", task.replace(" ", "_")]
+        functions = [{"name": name, "description": f"Does {name}.", "parameters": {"type": "object"}} for name in names]
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": task}]
+        tools = [{"type": "function", "function": function} for function in functions]
+        return await client.chat.completions.create(model="m", messages=messages, tools=tools)
+
+    result = await search(tmp_path / "run", Scripted(), agent=with_a_tool_of_its_own, reward=lambda it: 0.0)
+    assert [it.name for it in result.components] == ["agent: system prompt", "tool shared"]
+
+
+@pytest.mark.system
+async def test_the_mailbox_agent_gets_back_the_prompt_that_its_model_was_made_with(tmp_path, monkeypatch):
+    from examples.email_search import agent as mailbox
+    from examples.email_search.reward import reward as right
+    from examples.email_search.tasks import SYSTEM_PROMPT, training_tasks
+
+    def reflect(prompt):
+        old = prompt.split("```")[1].strip()
+        return f"```\n{SYSTEM_PROMPT if 'poet' in old else old}\n```"
+
+    monkeypatch.setenv("OPENAI_API_KEY", "unused")
+    monkeypatch.setattr(mailbox, "SYSTEM_PROMPT", "You are a poet. " * 30)
+    result = await search(
+        tmp_path / "run",
+        reflect,
+        agent=mailbox.build_agent(),
+        tasks=training_tasks(24),
+        reward=right,
+        engine="embedded",
+    )
+    assert result.rollouts <= 60 and result.after > result.before == pytest.approx(-0.2)
+    assert [(it.component, it.replace) for it in result.changes] == [("model: system prompt", SYSTEM_PROMPT)]
+    assert art_audit.audit(tmp_path / "run").clean
+
+
 async def test_the_budget_is_a_maximum_and_one_that_is_too_small_is_refused(tmp_path):
     useless = lambda prompt: "```\nRepeat it.\n```"  # noqa: E731
     with pytest.raises(ConfigError, match=r"rollouts=16 is too few for a single step on 8 tasks; pass 17 or more"):
