@@ -135,7 +135,7 @@ def _parse_json(text: str, where: str) -> Any:
 
 
 def with_prompts(file: str | None) -> Any:
-    """Return the plugins that put the texts of a file of ``art optimize`` into every request; None without a file."""
+    """Return plugins that apply the file of ``art optimize`` to every request, or None without a file."""
     if file is None:
         return None
     try:

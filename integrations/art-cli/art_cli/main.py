@@ -54,10 +54,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of docs/settings.md as NAME=VALUE, such as max_tokens=64; repeatable."),
 ]
-Prompts = Annotated[
-    str | None,
-    typer.Option(help="The file of `art optimize`: system prompts and tool descriptions in place of the agent's."),
-]
+Prompts = Annotated[str | None, typer.Option(help="The file of `art optimize`: its texts replace the agent's own.")]
 TO_DO = "what to do (pip install -e: in the checkout of art)"
 ENDED_EARLY, MAY_PASS = 3, 75
 """Exit codes if training ends before its last step; 75 is EX_TEMPFAIL in sysexits.h."""
@@ -209,11 +206,10 @@ def _train(arguments: Mapping[str, Any], run_dir: Path, dry_run: bool, allow_cha
     settings = arguments["set_"]
     stored = {**arguments, "set_": {name: left_out(name, value) for name, value in settings.items()}}
     with _starting_engine(settings.get("engine")):
-        agent, tasks = load_agent(arguments["agent"]), load_tasks(arguments["tasks"])
+        loaded = load_agent(arguments["agent"]), load_tasks(arguments["tasks"])
         reward = load_reward(arguments["reward"])
     return art.train_sync(
-        agent,
-        tasks,
+        *loaded,
         reward=reward,
         model=arguments["model"],
         steps=arguments["steps"],

@@ -104,13 +104,15 @@ def _plain(text: str) -> str:
 
 def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
     """Return each message with its text: content, then tool calls as ``name(arguments)``."""
-    messages = []
-    for message in trajectory.messages():
-        content = message.get("content") or ""
-        text = content if isinstance(content, str) else json.dumps(content)
-        if len(text) > SHORTENED:
-            text = f"{text[:SHORTENED]} ... ({len(text)} characters)"
-        for call in message.get("tool_calls") or ():
-            text += f" {call['function']['name']}({call['function']['arguments']})"
-        messages.append((message, text.strip()))
-    return messages
+    return [(message, text_of(message, SHORTENED)) for message in trajectory.messages()]
+
+
+def text_of(message: Mapping[str, Any], most: int | None = None) -> str:
+    """Return a message's content, cut after ``most`` characters, then its tool calls as ``name(arguments)``."""
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else json.dumps(content)
+    if most is not None and len(text) > most:
+        text = f"{text[:most]} ... ({len(text)} characters)"
+    for call in message.get("tool_calls") or ():
+        text += f" {call['function']['name']}({call['function']['arguments']})"
+    return text.strip()

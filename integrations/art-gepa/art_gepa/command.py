@@ -17,19 +17,9 @@ from art_core.store.run_folder import new_run_dir
 if TYPE_CHECKING:
     from art_gepa.search import Result
 
-OWN = (
-    "plugins",
-    "progress",
-    "perfect",
-    "model",
-    "reward",
-    "reflector",
-    "rollouts",
-    "max_cost",
-    "held_out",
-    "run_dir",
-    "seed",
-)
+NOT_SETTABLE = (
+    "reward", "model", "seed", "run_dir", "reflector", "rollouts", "max_cost", "held_out", "plugins", "progress", "perfect",
+)  # fmt: skip
 """Keywords of ``optimize`` that ``--set`` refuses, because the command passes them itself."""
 
 
@@ -38,28 +28,28 @@ def optimize(
     tasks: Annotated[str, TASKS],
     reflector: Annotated[
         str,
-        typer.Option(help="A LiteLLM model string, or MODULE:NAME of a function: reads rollouts, writes better texts."),
+        typer.Option(
+            help="Reads rollouts and writes better texts: a LiteLLM model string, or MODULE:NAME of a function."
+        ),
     ],
     reward: Reward = "ruler",
     model: Model = "tiny",
-    rollouts: Annotated[
-        int, typer.Option(min=1, help="Most rollouts of the search; held-out tasks cost two more each.")
-    ] = 200,
+    rollouts: Annotated[int, typer.Option(min=1, help="Maximum number of rollouts; each held-out task needs two more.")] = 200,
     max_cost: Annotated[
-        float | None, typer.Option(help="US dollars; the search ends once the reflector has cost so much.")
+        float | None, typer.Option(help="End the search once the reflector has cost this many US dollars.")
     ] = None,
     held_out: Annotated[
-        str | None, typer.Option(help="Tasks to compare the agent on before and after, in the same form as TASKS.")
+        str | None, typer.Option(help="Tasks to evaluate before and after, in the same form as TASKS.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the tasks' order and of sampling.")] = 0,
     run_dir: RunDir = None,
     set_: Settings = None,
 ) -> None:
-    """Search for better system prompts and tool descriptions, and leave the agent and the model as they are."""
+    """Search for better system prompts, tool descriptions and examples. The agent and the model don't change."""
     from art_gepa import search
 
     run_dir = run_dir or new_run_dir(f"prompts-{Path(model).name}")
-    settings = parse_settings(set_ or [], OWN)
+    settings = parse_settings(set_ or [], NOT_SETTABLE)
     loaded = (load_object if model == "live" else load_agent)(agent), load_tasks(tasks)
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
         work = search.optimize(
@@ -81,10 +71,10 @@ def show(result: Result) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     spent = f"{plural(result.rollouts, 'rollout')}, {plural(result.reflections, 'reflection')}, ${result.cost:.2f}"
     if not result.changes:
-        console.print(f"no better prompt was found: {result.before:.3f} on the tasks to choose by ({spent})")
+        console.print(f"found no better prompt: {result.before:.3f} on the validation tasks ({spent})")
         return
     console.print(result.patch())
-    console.print(f"\n{result.before:.3f} -> {result.after:.3f} on the tasks to choose by ({spent})")
+    console.print(f"\n{result.before:.3f} -> {result.after:.3f} on the validation tasks ({spent})")
     if result.held_out:
         before, after = result.held_out
         console.print(f"held out: {before}  ->  {after}")

@@ -1,4 +1,4 @@
-"""The texts of an agent that can be optimised: what stays the same in its system prompts and tool descriptions."""
+"""Finds the texts of an agent that can be optimised: the constant parts of its system prompts, tools and examples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ INSTRUCTIONS = ("system", "developer")
 EXAMPLES = ("user", "assistant")
 """Roles of few-shot messages."""
 FEWEST_WORDS = 3
-"""Of a constant part of a template. Shorter ones stand between variables by chance."""
+"""Minimum length of a constant part of a template; shorter ones match by chance."""
 MOST_TEXTS = 32
-"""That a template is found from."""
+"""Maximum number of texts that a template is inferred from."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def components(calls: Iterable[Call]) -> list[Component]:
 
 
 def examples(conversations: list[list[Any]]) -> list[Mapping[str, Any]]:
-    """Return the texts with which every conversation begins, before what it is asked; those with tool calls can't change."""
+    """Return the messages with which all conversations begin, except the last of each and those with tool calls."""
     shared = []
     for messages in zip(*(it[:-1] for it in conversations), strict=False):
         if any(it != messages[0] for it in messages):
@@ -102,7 +102,7 @@ def descriptions(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def constant_parts(texts: list[str]) -> list[str]:
-    """Return the parts that all texts have in common, in order: words and the space between them, as every text has them."""
+    """Return the runs of words that all texts have in common, in order."""
     if len(texts) == 1:
         return [stripped for text in texts if (stripped := text.strip())]
     parts = [_words(texts[0])]

@@ -1,4 +1,4 @@
-"""The engine ``live`` with other texts: the agent's own providers are sent them in place of the agent's."""
+"""Applies prompt changes to the requests that the engine ``live`` relays to the agent's own providers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from art_core.types import JsonDict
 from art_gepa.prompts import Current, Edits, Fixed, Prompted
 
 INSTRUCTIONS = ("system", "instructions")
-"""Where providers' APIs have instructions, beside messages with a role; Gemini's are below."""
+"""Fields with instructions in providers' requests, in addition to messages with a role. Gemini's contain parts."""
 GEMINI = ("systemInstruction", "system_instruction")
 
 
 class PromptedLive:
-    """Makes the live engine whose requests get the changes of a source."""
+    """A factory of the live engine, with the changes of ``source`` applied to its requests."""
 
     def __init__(self, make: Callable[..., Any], source: Fixed | Current) -> None:
         self._make, self._source = make, source
@@ -28,12 +28,14 @@ class PromptedLive:
         relay, source = engine.relay, self._source
 
         async def with_changes(exchange: Exchange, call: RelayedCall) -> None:
-            if isinstance(exchange.dialect, Prompted):  # what is recorded is read from the changed body
+            if isinstance(
+                exchange.dialect, Prompted
+            ):  # the relay records the changed body, so no change is applied twice
                 exchange.dialect = exchange.dialect.inner
             body = edited_body(call.body, source)
             if body is not call.body and exchange.headers.get("authorization", "").startswith("AWS4-"):
                 raise Refused(
-                    "this request is signed with its text, so its prompts can't be changed on the way; change them in the agent",
+                    "the request's signature covers its text, so its prompts can't be replaced here; change them in the agent",
                     status=400,
                     code="signed",
                 )
@@ -44,21 +46,21 @@ class PromptedLive:
 
 
 def edited_body(body: bytes, source: Fixed | Current) -> bytes:
-    """Return a request of any provider's API with the changes; the same bytes if there is nothing to change."""
+    """Return a provider's request with the changes applied; the same object if nothing changes."""
     edits = source.edits()
     try:
         request = json.loads(body)
-    except ValueError:  # the provider says what is wrong with it
+    except ValueError:  # the provider will report it
         return body
     if not isinstance(request, dict):
         return body
     edited = _edited(request, edits)
-    source.made(request, edited)
+    source.note(request, edited)
     return body if edited == request else json.dumps(edited).encode()
 
 
 def _edited(request: JsonDict, edits: Edits) -> JsonDict:
-    """Make the changes in each place that a provider's API has for instructions and tools."""
+    """Apply the changes to every field for instructions and tools that a provider's API has."""
     edited = edits.in_chat(request)
     if isinstance(request.get("input"), list):
         edited["input"] = edits.in_messages(request["input"])
@@ -76,7 +78,7 @@ def _edited(request: JsonDict, edits: Edits) -> JsonDict:
 
 
 def _tool(tool: Any, edits: Edits) -> Any:
-    """Return a tool with its description changed, wherever an API has it."""
+    """Return a tool with its description replaced, in the shape of any API."""
     if not isinstance(tool, dict):
         return tool
     tool = edits.in_function(tool)

@@ -1,4 +1,4 @@
-"""The installed plugins with other texts in the agent's requests."""
+"""The installed plugins, with prompt changes applied to the agent's requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from art_gepa.prompts import Current, Fixed, Prompted
 
 
 class WithPrompts(Plugins):
-    """The installed plugins, with the changes of a file in every request: ``art.train(..., plugins=WithPrompts(file))``."""
+    """Applies the changes in a file to every request: ``art.train(..., plugins=WithPrompts(file))``."""
 
     def __init__(self, file: str | Path, *extra: object) -> None:
         super().__init__(*extra)
@@ -23,14 +23,14 @@ class WithPrompts(Plugins):
         return Fixed(file)
 
     def registered(self, hook: str) -> dict[str, Any]:
-        """Return what is registered; dialects make the changes."""
+        """Return what is registered, with dialects that apply the changes."""
         found = super().registered(hook)
         if hook != "register_dialects":
             return found
         return {path: Prompted(it, self.source) for path, it in {CHAT: Dialect(), **found}.items()}
 
     def offer(self, hook: str, name: str) -> Any:
-        """Return what is registered; the live engine makes the changes."""
+        """Return what is registered, with a live engine that applies the changes."""
         found = super().offer(hook, name)
         if (hook, name) != ("register_engines", "live"):
             return found
@@ -38,7 +38,7 @@ class WithPrompts(Plugins):
 
 
 class WithCandidate(WithPrompts):
-    """For a search, whose file changes between rollouts."""
+    """For a search, which rewrites the file between rollouts."""
 
     def _source(self, file: Path) -> Current:
         return Current(file)

@@ -1,10 +1,10 @@
-"""Other texts in place of an agent's own: substituted in its requests as they arrive, so that what is recorded was shown."""
+"""Replaces an agent's texts in its requests as they arrive, before they are recorded, so the store holds what the model saw."""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,17 +13,18 @@ from typing import Any
 
 from art_core.capture import Dialect
 from art_core.errors import ConfigError
+from art_core.store.run_folder import write_whole
 from art_core.types import JsonDict
 from art_gepa.components import INSTRUCTIONS
 
 logger = logging.getLogger("art_gepa")
 UNUSED = 20
-"""Requests with instructions but none of the texts, after which it is said that they don't fit the agent."""
+"""Number of requests without any of the texts after which a run warns that the file doesn't fit the agent."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One text in place of another, or the same, which then no other change replaces a part of."""
+    """Replaces ``find`` by ``replace``. If they are equal, the text is protected from the other changes."""
 
     component: str
     find: str
@@ -36,162 +37,173 @@ class Change:
 
 @dataclass(frozen=True)
 class Edits:
-    """Changes, ready to be made."""
+    """Applies changes to requests."""
 
     changes: tuple[Change, ...] = ()
 
+    @functools.cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], str]]:
+        """The parts of system prompts and their new texts, longest first. Parts match whole words only."""
+        parts = [change for change in self.changes if change.tool is None and change.role is None]
+        parts.sort(key=lambda change: -len(change.find))
+        return [(re.compile(rf"(?<!\S){re.escape(change.find)}(?!\S)"), change.replace) for change in parts]
+
+    @functools.cached_property
+    def _whole(self) -> dict[tuple[str | None, str | None, str], str]:
+        """(tool, role, text) of tool descriptions and examples -> the new text."""
+        return {(change.tool, change.role, change.find): change.replace for change in self.changes}
+
     def in_text(self, text: str) -> str:
-        """Return an instruction with the changes: the longest first, each once, at whole words, none within another's text."""
+        """Return a system prompt with each part replaced once. A replaced part isn't searched again."""
         pieces: list[tuple[str, bool]] = [(text, False)]
-        instructing = (it for it in self.changes if it.tool is None and it.role is None)
-        for change in sorted(instructing, key=lambda it: -len(it.find)):
-            pattern = re.compile(rf"(?<!\S){re.escape(change.find)}(?!\S)")
+        for pattern, new in self._patterns:
             for place, (piece, done) in enumerate(pieces):
-                if not done and (found := pattern.search(piece)):
-                    before, after = piece[: found.start()], piece[found.end() :]
-                    pieces[place : place + 1] = [(before, False), (change.replace, True), (after, False)]
+                if not done and (match := pattern.search(piece)):
+                    before, after = piece[: match.start()], piece[match.end() :]
+                    pieces[place : place + 1] = [(before, False), (new, True), (after, False)]
                     break
         return "".join(piece for piece, _ in pieces)
 
     def in_content(self, content: Any) -> Any:
-        """Return the content of a message with the changes; what has another shape stays."""
+        """Return a system message's content with its parts replaced; content of an unknown shape is returned unchanged."""
         if isinstance(content, str):
             return self.in_text(content)
         if not isinstance(content, list):
             return content
         return [
-            {**it, "text": self.in_text(it["text"])} if isinstance(it, dict) and isinstance(it.get("text"), str) else it
-            for it in content
+            {**part, "text": self.in_text(part["text"])}
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else part
+            for part in content
         ]
 
     def in_function(self, function: Any) -> Any:
-        """Return a tool's function with its description changed. Names and schemas stay."""
-        if not isinstance(function, dict):
+        """Return a tool's function with its description replaced. Name and schema don't change."""
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return function
-        name, text = function.get("name"), function.get("description")
-        new = next(
-            (it.replace for it in self.changes if it.tool is not None and (it.tool, it.find) == (name, text)), text
-        )
-        return function if new == text else {**function, "description": new}
+        return self._replaced(function, "description", tool=function["name"])
 
     def in_messages(self, messages: Any) -> Any:
-        """Return messages with the changes in those of a system or developer, and in examples."""
-        return [self._in_message(it) for it in messages] if isinstance(messages, list) else messages
+        """Return messages with the texts of system and developer messages and of examples replaced."""
+        return [self._in_message(message) for message in messages] if isinstance(messages, list) else messages
 
     def _in_message(self, message: Any) -> Any:
         if not isinstance(message, dict) or "content" not in message:
             return message
-        content, role = message["content"], message.get("role")
-        if role in INSTRUCTIONS:
-            return {**message, "content": self.in_content(content)}
-        new = next(
-            (it.replace for it in self.changes if it.role is not None and (it.role, it.find) == (role, content)),
-            content,
-        )
-        return message if new == content else {**message, "content": new}
+        if message.get("role") in INSTRUCTIONS:
+            return {**message, "content": self.in_content(message["content"])}
+        return self._replaced(message, "content", role=message.get("role"))
+
+    def _replaced(self, holder: JsonDict, field: str, *, tool: str | None = None, role: str | None = None) -> JsonDict:
+        """Return ``holder`` with the text in ``field`` replaced, if it is a whole tool description or example."""
+        text = holder.get(field)
+        new = self._whole.get((tool, role, text)) if isinstance(text, str) and (tool or role) else None
+        return holder if new is None else {**holder, field: new}
 
     def in_chat(self, request: JsonDict) -> JsonDict:
-        """Return a chat request with the changes in its system prompts and tool descriptions."""
+        """Return a chat request with all changes applied."""
         request = dict(request)
         if self.changes and "messages" in request:
             request["messages"] = self.in_messages(request["messages"])
         if self.changes and isinstance(request.get("tools"), list):
             request["tools"] = [
-                {**it, "function": self.in_function(it["function"])}
-                if isinstance(it, dict) and "function" in it
-                else it
-                for it in request["tools"]
+                {**tool, "function": self.in_function(tool["function"])}
+                if isinstance(tool, dict) and "function" in tool
+                else tool
+                for tool in request["tools"]
             ]
         return request
 
 
 def write(file: Path, changes: Iterable[Change]) -> None:
-    """Write a file of changes, at once: whoever reads it meanwhile reads the one before."""
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps({"texts": [asdict(it) for it in changes]}, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(new, file)
+    """Write the changes to a file at once, because the serving process may be reading it."""
+    write_whole(
+        file, json.dumps({"texts": [asdict(change) for change in changes]}, indent=2, ensure_ascii=False) + "\n"
+    )
 
 
 def read(file: Path) -> Edits:
-    """Return the changes of a file. Raises ConfigError if it is none."""
+    """Return the changes that a file holds. Raises ConfigError if it isn't a file of prompts."""
     try:
-        return Edits(tuple(Change(**it) for it in json.loads(file.read_text("utf-8"))["texts"]))
+        return Edits(tuple(Change(**change) for change in json.loads(file.read_text("utf-8"))["texts"]))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {file}; art optimize writes one") from None
+        raise ConfigError(f"no such file: {file}; pass the prompts.json of an `art optimize` run") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is not a file of prompts ({error}); art optimize writes one") from error
+        raise ConfigError(
+            f"{file} isn't a file of prompts ({error}); pass the prompts.json of an `art optimize` run"
+        ) from error
 
 
 class Fixed:
-    """The changes that a file had when the run began."""
+    """The changes that a file held when the run began."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._edits = file, read(file)
-        self._changed, self._asked = False, 0
+        self._matched, self._unmatched = False, 0
 
     def edits(self) -> Edits:
-        """Return them."""
+        """Return the changes."""
         return self._edits
 
-    def made(self, before: JsonDict, after: JsonDict) -> None:
-        """Warn once if the texts don't fit the agent's requests."""
-        self._changed = self._changed or before != after
-        self._asked += not self._changed
-        if self._asked == UNUSED:
+    def note(self, before: JsonDict, after: JsonDict) -> None:
+        """Warn once if no request contains any of the texts."""
+        self._matched = self._matched or before != after
+        self._unmatched += not self._matched
+        if self._unmatched == UNUSED:
             logger.warning(
-                "none of the texts of %s was found in the first %d requests, so the agent runs with its own; they were found "
-                "for another agent, or with a date in them", self._file, UNUSED,
+                "the first %d requests contain none of the texts of %s, so the agent runs with its own prompts: the file is for "
+                "another agent, or its texts contain a date", UNUSED, self._file,
             )  # fmt: skip
 
 
 class Current:
-    """The changes that a file has at the time. A search writes it between its rollouts, and the serving process reads it."""
+    """The changes that a file holds now. A search rewrites it between rollouts, and the serving process reads it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._known: tuple[int, Edits] = (0, Edits())
+        self._known = (-1, Edits())
 
     def edits(self) -> Edits:
-        """Return them. Raises ConfigError if the file is gone or spoilt."""
+        """Return the changes. Raises ConfigError if the file is missing or damaged."""
         written = self._file.stat().st_mtime_ns if self._file.exists() else 0
-        if written != self._known[0] or not written:
+        if written != self._known[0]:
             self._known = written, read(self._file)
         return self._known[1]
 
-    def made(self, before: JsonDict, after: JsonDict) -> None:
-        """Do nothing: the agent's own texts are changes too."""
+    def note(self, before: JsonDict, after: JsonDict) -> None:
+        """Do nothing: a candidate may leave every text unchanged."""
 
 
 class Prompted(Dialect):
-    """A dialect whose requests get the changes of a source."""
+    """A dialect that applies the changes of ``source`` to its requests; everything else is delegated to ``inner``."""
 
     def __init__(self, dialect: Dialect, source: Fixed | Current) -> None:
         self.inner, self.source = dialect, source
         self.media_type, self.counts_tokens = dialect.media_type, dialect.counts_tokens
 
     def to_chat(self, body: JsonDict) -> JsonDict:
-        """Return the chat request with the changes."""
+        """Return the chat request with the changes applied."""
         before = self.inner.to_chat(body)
         after = self.source.edits().in_chat(before)
-        self.source.made(before, after)
+        self.source.note(before, after)
         return after
 
     def agent(self, headers: Mapping[str, str]) -> str | None:
-        """Return what the dialect returns."""
+        """Delegate to ``inner``."""
         return self.inner.agent(headers)
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
-        """Return what the dialect returns."""
+        """Delegate to ``inner``."""
         return self.inner.from_chat(body, completion)
 
     def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[str | bytes]:
-        """Yield what the dialect yields."""
+        """Delegate to ``inner``."""
         return self.inner.stream_from_chat(body, chunks)
 
     def error(self, message: str, status: int, code: str | None) -> JsonDict:
-        """Return what the dialect returns."""
+        """Delegate to ``inner``."""
         return self.inner.error(message, status, code)
 
     def error_event(self, message: str, status: int, code: str | None) -> str | bytes:
-        """Return what the dialect returns."""
+        """Delegate to ``inner``."""
         return self.inner.error_event(message, status, code)

@@ -1,4 +1,4 @@
-"""What the reflector sees of rollouts, and its answers, which are stored: a resumed search asks nothing twice."""
+"""The reflector: what it sees of rollouts, and its answers, which are stored so that a resumed search asks nothing twice."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from art_cli.summary import text_of
 from art_core.plugin_api import task_input
 from art_core.store import Store
 from art_core.types import Call, JsonDict, Trajectory
 from art_gepa.components import INSTRUCTIONS, Component, descriptions, instructions
 
 SECONDS = 120
-"""That a model may take for an answer."""
+"""Timeout of a question to a model."""
 MOST_CHARACTERS = 4000
-"""Of one text that the reflector is shown."""
+"""Longer texts are cut before the reflector sees them."""
 
 
 class Reflector:
-    """Asks ``model``, a LiteLLM string or a function ``(prompt) -> text``, and keeps what it answered and what that cost."""
+    """Asks ``model``, a LiteLLM string or a function ``(prompt) -> text``, and stores each answer with its cost."""
 
     def __init__(self, model: str | Callable[[Any], str], store: Store) -> None:
         from gepa.lm import LM
@@ -31,23 +32,23 @@ class Reflector:
             key: tuple(it) for key, it in store.meta("reflections", {}).items()
         }
         self._given: dict[str, float] = {}
-        """Key of an answer that this start has used -> its cost. A resumed search stops where the first would have."""
+        """Costs of the answers used since this start, recorded ones included, so that a resumed search stops at the same cost."""
         self.asking = False
         self.failure: Exception | None = None
-        """Why it gave no answer. GEPA goes on then, and every further step would cost rollouts."""
+        """Why the last question failed. GEPA itself would continue and spend rollouts."""
 
     @property
     def total_cost(self) -> float:
-        """What the answers of this search have cost, in US dollars; 0 for a function."""
+        """The cost of the answers used, in US dollars; 0 for a function."""
         return sum(self._given.values())
 
     @property
     def answers(self) -> int:
-        """Number of its answers."""
+        """Number of answers used."""
         return len(self._given)
 
     def __call__(self, prompt: str | list[JsonDict]) -> str:
-        """Return the answer to a prompt, the recorded one if there is one."""
+        """Return the answer to a prompt, from the store if it was asked before."""
         key = hashlib.sha256(json.dumps([self.name, prompt]).encode()).hexdigest()
         if key not in self._recorded:
             self._recorded[key] = self._new_answer(prompt)
@@ -71,7 +72,7 @@ class Reflector:
 
 
 def records(component: Component, text: str, trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
-    """Return a record per rollout that showed the component as ``text``: what the agent was given, did and got for it."""
+    """Return a record with task, conversation, result and feedback for each rollout that showed the component as ``text``."""
     found = []
     for trajectory in trajectories:
         if calls := [call for call in trajectory.calls if _shows(call.request, component, text)]:
@@ -104,16 +105,9 @@ def _shows(request: Mapping[str, Any], component: Component, text: str) -> bool:
 
 
 def _conversation(call: Call) -> str:
-    """Return the messages after the instructions and the answer, a line each."""
+    """Return the messages that aren't instructions, and the answer."""
     said = [it for it in call.request.get("messages") or () if it.get("role") not in INSTRUCTIONS]
-    return "\n".join(_line(message) for message in [*said, call.response])
-
-
-def _line(message: Mapping[str, Any]) -> str:
-    tools = [f"{it['function']['name']}({it['function']['arguments']})" for it in message.get("tool_calls") or ()]
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return f"{message.get('role', 'assistant')}: {' '.join(filter(None, [text, *tools]))}"
+    return "\n".join(f"{message.get('role', 'assistant')}: {text_of(message)}" for message in [*said, call.response])
 
 
 def _feedback(trajectory: Trajectory) -> str:

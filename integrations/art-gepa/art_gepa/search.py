@@ -1,4 +1,4 @@
-"""Search for better prompts with GEPA: the agent's rollouts are its evaluations, one run folder holds all of them."""
+"""Searches for better prompts with GEPA, which evaluates them by rollouts of the agent, all recorded in one run folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from art_gepa.reflection import Reflector, records, shows
 PROMPTS = "prompts.json"
 """The best texts, written when a search ends."""
 CANDIDATE = "candidate.json"
-"""The texts of the rollouts that run now."""
+"""The texts of the candidate that is being evaluated."""
 MINIBATCH = 3
-"""Tasks that the reflector learns from at a time."""
+"""Number of tasks that the reflector sees at a time."""
 FEW = 8
-"""Tasks to choose by, of which the others are looked at too for what is constant."""
+"""With fewer validation tasks, constant texts are found from all tasks."""
 FAILED = 0.0
 """The score of a rollout without a reward."""
 FEWEST_TASKS = 2
@@ -40,27 +40,27 @@ FEWEST_TASKS = 2
 
 @dataclass(frozen=True)
 class Result:
-    """What a search has found."""
+    """The result of a search."""
 
     components: tuple[Component, ...]
     changes: tuple[Change, ...]
-    """The best texts. Empty if the agent's own are the best."""
+    """The best texts that differ from the agent's own."""
     before: float
     """The mean score on the validation tasks with the agent's own texts."""
     after: float
-    """The same with ``changes``."""
+    """The mean score with ``changes``."""
     held_out: tuple[Report, Report] | None
-    """The held-out tasks with the agent's own texts and with ``changes``."""
+    """Reports on the held-out tasks, with the agent's own texts and with ``changes``."""
     rollouts: int
-    """Number of all, those of held-out tasks included."""
+    """Number of rollouts, including those of held-out tasks."""
     reflections: int
     cost: float
-    """Of the reflections, in US dollars."""
+    """Cost of the reflections, in US dollars."""
     file: Path = field(repr=False)
-    """The changes, for ``WithPrompts``."""
+    """Holds all texts, for ``WithPrompts``."""
 
     def patch(self) -> str:
-        """Return the changes for the person who owns the prompts: a diff for each component."""
+        """Return a diff of each changed text, for the owner of the prompts."""
         parts = []
         for change in self.changes:
             old, new = change.find.splitlines(), change.replace.splitlines()
@@ -101,8 +101,7 @@ async def optimize(
             f"{plural(len(tasks), 'task')} can't show which prompt is better; pass at least {FEWEST_TASKS}"
         )
     limits = Limits(rollouts, max_cost, perfect)
-    validation = limits.validation(tasks)
-    fewest = (len(tasks) if validation < FEW else validation) + limits.step(validation)
+    fewest = limits.first(tasks) + limits.step(limits.validation(tasks))
     if rollouts < fewest:
         raise ConfigError(
             f"rollouts={rollouts} is too few for a single step on {len(tasks)} tasks; pass {fewest} or more"
@@ -113,34 +112,39 @@ async def optimize(
     with screen:
         screen.phase("starting the engine", None)
         async with art.open_run(run_dir, model=str(model), **parts, **settings) as run:
-            check_same(run, {"agent": agent, "reward": run.reward(reward), "tasks": sorted(map(task_id, tasks))})
+            resolved = run.reward(reward)
+            check_same(run, {"agent": agent, "reward": resolved, "tasks": sorted(map(task_id, tasks))})
             run.on_rollout = screen.advance
-            search = _Search(run, agent, reward, screen, asyncio.get_running_loop())
+            search = _Search(run, agent, resolved, screen, asyncio.get_running_loop())
             return await search.best(list(tasks), Reflector(reflector, run.store), limits, held_out, seed)
 
 
 def check_same(run: Run, parts: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the run folder has another search: its rollouts would be taken for those of this one."""
+    """Raise ConfigError if the run folder belongs to another search, whose rollouts would be reused for this one."""
     now = {name: identity(part) for name, part in parts.items()}
     begun = run.store.meta("search") or now
     if different := [name for name in now if begun[name] != now[name]]:
         raise ConfigError(
-            f"{run.run_dir} has the rollouts of a search with other {', '.join(different)}; pass another run_dir, or what it "
-            "was started with"
+            f"{run.run_dir} belongs to another search (different: {', '.join(different)}); pass another run_dir, or what it was "
+            "started with"
         )
     run.store.set_meta("search", now)
 
 
 def identity(part: Any) -> str:
-    """Return a name and, of what has source code, a hash of it."""
+    """Return a name and, if there is source code, its hash."""
     if isinstance(part, list):
-        return hashlib.sha256(json.dumps(part).encode()).hexdigest()
+        return _digest(part)
     named = part if hasattr(part, "__qualname__") else type(part)
     try:
-        source = hashlib.sha256(inspect.getsource(named).encode()).hexdigest()[:12]
+        source = _digest(inspect.getsource(named))[:12]
     except (OSError, TypeError):
         source = "no source"
     return f"{named.__module__}.{named.__qualname__} ({source})"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -149,23 +153,29 @@ class Limits:
 
     rollouts: int
     cost: float | None
-    """Of the reflector, in US dollars."""
+    """Maximum cost of the reflector, in US dollars."""
     perfect: float
     """A mean reward that can't be better."""
 
     def validation(self, tasks: Sequence[Any]) -> int:
-        """Return how many tasks choose the best texts: half, unless each step would take more than a fifth of the budget."""
+        """Return the number of validation tasks: half of all, but at most a fifth of the budget."""
         return max(1, min(len(tasks) // 2, self.rollouts // 5))
 
+    def first(self, tasks: Sequence[Any]) -> int:
+        """Return how many tasks are rolled out before the first step: more than those to choose by if they are few, because a
+        prompt that contains the task would look constant."""
+        validation = self.validation(tasks)
+        return len(tasks) if validation < FEW else validation
+
     def step(self, validation: int) -> int:
-        """Return the most rollouts of a step: a few tasks with the old and the new text, then those to choose by."""
+        """Return the maximum of rollouts in a step: a minibatch with the old and the new text, then the validation tasks."""
         return 2 * MINIBATCH + validation
 
 
 class _Search:
-    """One search; also what GEPA calls an adapter, in a thread of its own."""
+    """One search, and GEPA's adapter. GEPA runs in a thread."""
 
-    propose_new_texts = None  # GEPA looks for it: the reflector proposes
+    propose_new_texts = None  # GEPA reads this attribute; the reflector proposes
 
     def __init__(self, run: Run, agent: object, reward: Any, screen: Display, loop: asyncio.AbstractEventLoop) -> None:
         self.run, self.agent, self.reward, self.screen = run, agent, reward, screen
@@ -183,18 +193,18 @@ class _Search:
         shuffled = random.Random(seed).sample(tasks, len(tasks))
         validation, training = shuffled[: (half := limits.validation(tasks))], shuffled[half:]
         self.screen.say(
-            f"{plural(len(validation), 'task')} to choose by, {len(training)} for {reflector.name} to learn from; "
-            f"{plural(limits.rollouts, 'rollout')} at most"
+            f"{plural(len(validation), 'validation task')}, {len(training)} for {reflector.name}; at most "
+            f"{plural(limits.rollouts, 'rollout')}"
         )
         seen = await self._groups(validation, {})
-        if len(validation) < FEW:  # a prompt with the task in it would look constant
+        if more := limits.first(tasks) - len(validation):
             seen = [*seen, *await self._groups(training, {})]
-            limits = replace(limits, rollouts=limits.rollouts - len(training))
+            limits = replace(limits, rollouts=limits.rollouts - more)
         found = self._found([t for group in seen for t in group.trajectories])
         if not found:
             raise ConfigError(
-                "the agent's calls have no system prompt, tool description or example that is always the same, so there is "
-                f"nothing to optimise; see its calls in {self.run.run_dir}"
+                "nothing to optimise: the agent's calls share no system prompt, tool description or example; see them in "
+                f"{self.run.run_dir}"
             )
         self.components = {it.name: it for it in found}
         for it in found:
@@ -202,8 +212,8 @@ class _Search:
         outcome = await self._in_thread(lambda: self._gepa(training, validation, reflector, limits, seed), reflector)
         if reflector.failure:
             raise ArtError(
-                f"the reflector {reflector.name} gave no answer: {describe_error(reflector.failure)}; to continue, repeat the "
-                f"call with run_dir={str(self.run.run_dir)!r}"
+                f"the reflector {reflector.name} failed: {describe_error(reflector.failure)}; to continue, repeat the call with "
+                f"run_dir={str(self.run.run_dir)!r}"
             ) from reflector.failure
         texts, scores = self._texts(outcome.best_candidate), outcome.val_aggregate_scores
         reports = None
@@ -216,16 +226,16 @@ class _Search:
         )  # fmt: skip
 
     def _found(self, rolled: Sequence[Trajectory]) -> list[Component]:
-        """Return the components, without those that a single one of several tasks has: few others would gain by them."""
+        """Return the components that more than one task has; a change of the others would help a single task."""
         found = components(call for t in rolled for call in t.calls)
         shown = {it.name: len({task_id(t.task) for t in rolled if shows(t, it, it.text)}) for it in found}
         common = [it for it in found if shown[it.name] > 1 or len({task_id(t.task) for t in rolled}) == 1]
         if rare := [it.name for it in found if it not in common]:
-            self.screen.say(f"left as they are, because only one task has them: {', '.join(rare)}")
+            self.screen.say(f"not optimised, because only one task has them: {', '.join(rare)}")
         return common
 
     async def _in_thread(self, work: Callable[[], Any], reflector: Reflector) -> Any:
-        """Return what ``work`` returns in a thread, which has ended when this returns or raises."""
+        """Run ``work`` in a thread and return its result. The thread has ended even if this raises."""
         thread = asyncio.create_task(asyncio.to_thread(work))
         try:
             return await asyncio.shield(thread)
@@ -233,12 +243,12 @@ class _Search:
             self._stop.set()
             if not thread.done():
                 if reflector.asking:
-                    self.screen.say(f"stopping when {reflector.name} has answered: its answer is kept")
+                    self.screen.say(f"waiting for the answer of {reflector.name}, which is stored")
                 if self._rolling is not None:
                     self._rolling.cancel()
                 await asyncio.wait({thread})
                 if not thread.cancelled():
-                    thread.exception()  # of having been stopped
+                    thread.exception()  # retrieved, so that asyncio doesn't log it
 
     def _gepa(self, training: list[Any], validation: list[Any], reflector: Reflector, limits: Limits, seed: int) -> Any:
         import gepa
@@ -248,7 +258,7 @@ class _Search:
             left = limits.rollouts - state.total_num_evals
             return self._stop.is_set() or bool(reflector.failure) or left < limits.step(len(validation))
 
-        # No cache of GEPA's: it takes a training task for the validation task of the same number, and the store is one.
+        # Without GEPA's cache, which confuses training and validation tasks of the same index; the store caches rollouts.
         return gepa.optimize(
             {it.name: it.text for it in self.components.values()}, training, validation, adapter=self,
             reflection_lm=reflector, max_metric_calls=limits.rollouts, max_reflection_cost=limits.cost,
@@ -257,11 +267,11 @@ class _Search:
         )  # fmt: skip
 
     def log(self, message: str) -> None:
-        """Show what GEPA says of a step, the first line of it."""
+        """Show the first line of GEPA's message."""
         self.screen.say(message.splitlines()[0])
 
     def evaluate(self, batch: list[Any], candidate: dict[str, str], capture_traces: bool = False) -> Any:
-        """Return the scores of a rollout of each task with the candidate's texts."""
+        """Roll out each task once with the candidate's texts, and return the scores."""
         from gepa import EvaluationBatch
 
         if self._stop.is_set():
@@ -272,7 +282,7 @@ class _Search:
         return EvaluationBatch([t.output for t in rolled], scores, rolled if capture_traces else None)
 
     async def _rolled(self, tasks: Sequence[Any], candidate: Mapping[str, str]) -> list[Trajectory]:
-        """Return a rollout of each task. If a text makes all fail, they are failed rollouts rather than the search's end."""
+        """Return a rollout of each task. If all of them fail, the candidate is bad, and the search continues."""
         try:
             return [group.trajectories[0] for group in await self._groups(tasks, candidate)]
         except (RewardError, CaptureError) as error:
@@ -283,36 +293,36 @@ class _Search:
     def make_reflective_dataset(
         self, candidate: Mapping[str, str], evaluated: Any, names: Sequence[str]
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return what the reflector is shown of the rollouts, by component."""
+        """Return the reflector's records by component."""
         rolled: Sequence[Trajectory] = evaluated.trajectories
         shown = {name: records(self.components[name], candidate[name], rolled) for name in names}
         return {name: those for name, those in shown.items() if those}
 
     def _texts(self, candidate: Mapping[str, str]) -> tuple[Change, ...]:
-        """Return the candidate's texts; those that it leaves as they are protect theirs from the others."""
+        """Return the candidate's texts. Unchanged ones are included, so that no other change replaces a part of them."""
         return tuple(
             Change(it.name, it.text, candidate.get(it.name, it.text), it.tool, it.role)
             for it in self.components.values()
         )
 
     async def _groups(self, tasks: Sequence[Any], candidate: Mapping[str, str], split: str = "prompts") -> list[Group]:
-        """Roll out and score each task with a candidate's texts, or read what an earlier start recorded of it."""
+        """Roll out and score each task with a candidate's texts, or read the rollouts of an earlier start."""
         texts = self._texts(candidate)
         write(self.run.run_dir / CANDIDATE, texts)
         changed = [[it.component, it.replace] for it in texts if it.find != it.replace]
-        key = hashlib.sha256(json.dumps([changed, [task_id(it) for it in tasks]]).encode()).hexdigest()
+        key = f"{split} {_digest([changed, [task_id(task) for task in tasks]])}"
         groups = await self.run.collect(
-            self.agent, tasks, group_size=1, split=split, sampling=Sampling(), key=f"{split} {key}",
-            scored_by=reward_name(self.run.reward(self.reward)),
+            self.agent, tasks, group_size=1, split=split, sampling=Sampling(), key=key,
+            scored_by=reward_name(self.reward),
         )  # fmt: skip
-        self._collected[f"{split} {key}"] = len(groups)
+        self._collected[key] = len(groups)
         unscored = [group for group in groups if group.trajectories[0].reward is None]
         try:
             scored = iter(await self.run.score(unscored, self.reward) if unscored else ())
         except RewardError:
             if len(unscored) == len(groups):
                 raise
-            scored = iter(unscored)  # scored before, in vain
+            scored = iter(unscored)  # their reward fails again
         return [next(scored) if group.trajectories[0].reward is None else group for group in groups]
 
     async def _report(self, tasks: Sequence[Any], candidate: Mapping[str, str]) -> Report:

@@ -43,7 +43,7 @@ def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypa
     )
     assert ended.exit_code == 0, ended.output
     assert "-Say the word of the user again.\n+Say the word of the user loudly." in ended.stdout
-    assert "0.000 -> 1.000 on the tasks to choose by" in ended.stdout and "1 reflection, $0.00" in ended.stdout
+    assert "0.000 -> 1.000 on the validation tasks" in ended.stdout and "1 reflection, $0.00" in ended.stdout
     assert "held out: " in ended.stdout and "the new texts are in found/prompts.json" in ended.stdout
 
     same = [
@@ -61,7 +61,7 @@ def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypa
 
 
 def test_prompts_of_a_missing_file_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no file .*art optimize writes one"):
+    with pytest.raises(ConfigError, match=r"no such file: .*none.json; pass the prompts.json of an `art optimize` run"):
         with_prompts(str(tmp_path / "none.json"))
 
 

@@ -197,16 +197,16 @@ def test_texts_that_do_not_fit_the_agent_are_warned_of_once(tmp_path, caplog):
     dialect = dialect_of(tmp_path / "prompts.json")
     for _ in range(50):
         dialect.to_chat({"messages": [{"role": "system", "content": "Hello on Tuesday."}]})
-    assert [it.getMessage() for it in caplog.records if "was found in the first 20 requests" in it.getMessage()]
+    assert [it.getMessage() for it in caplog.records if "the first 20 requests contain none" in it.getMessage()]
     assert len(caplog.records) == 1
 
 
 def test_a_file_that_is_missing_or_another_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="no such file"):
         WithPrompts(tmp_path / "none.json")
     other = Path(tmp_path / "other.json")
     other.write_text(json.dumps({"texts": [{"find": "a"}]}))
-    with pytest.raises(ConfigError, match="is not a file of prompts"):
+    with pytest.raises(ConfigError, match="isn't a file of prompts"):
         read(other)
 
 
@@ -219,7 +219,7 @@ class Changes:
     def edits(self):
         return Edits(self.changes)
 
-    def made(self, before, after):
+    def note(self, before, after):
         pass
 
 
