@@ -76,7 +76,7 @@ TESTS = {
     "capture/replay": ["test_replay.py"],
     "capture/dialect": ["test_http_exchange.py", "test_capture_app.py"],
     "capture/http": ["test_http_exchange.py"],
-    "capture/server": ["test_capture_app.py", "test_calls_in_flight.py"],
+    "capture/server": ["test_capture_app.py", "test_calls_in_flight.py", "test_relayed_calls.py"],
     "serving/service": ["test_serving_commands.py", "test_engine_methods.py"],
     "capture/listening": ["test_listening.py", "test_request_heads.py"],
     "capture/shape": ["test_malformed_answers.py", "test_capture_app.py"],

@@ -98,6 +98,16 @@ async def test_a_retry_cancels_the_first_request_and_is_answered():
     assert [call.request_id for call in recorder.of("r1")] == ["q"]
 
 
+async def test_calls_without_a_request_id_do_not_replace_each_other():
+    app = CaptureApp(engine := Waiting(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    tasks = [under_way(app, asked_of("r1", chat(text))) for text in ("a", "b")]
+    await settle()
+    engine.may.set()
+    assert [said(await task) for task in tasks] == ["a", "b"]
+    assert len({call.request_id for call in recorder.of("r1")}) == 2
+
+
 async def test_an_id_is_open_once_until_it_is_closed():
     app = CaptureApp(EchoEngine(), ListRecorder())
     app.open("r1", AS_ASKED)
