@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ HOLD_RUNS = {"art-classic", "art-openpipe"}
 CORE_LINES = 12_082
 """Without ``learner`` and ``testing``."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
-EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}
+EDGE_FOLDERS = [*ROOT.glob("plugins/art-*"), *ROOT.glob("integrations/art-*")]
+EDGES = {folder.name.replace("-", "_") for folder in EDGE_FOLDERS}
 HEAVY = {
     "torch",
     "transformers",
@@ -109,13 +111,27 @@ def of_the_core(folder):
                     )
 
 
-@pytest.mark.parametrize(
-    "folder", [*ROOT.glob("plugins/art-*"), *ROOT.glob("integrations/art-*")], ids=lambda it: it.name
-)
+@pytest.mark.parametrize("folder", EDGE_FOLDERS, ids=lambda it: it.name)
 def test_plugins_and_integrations_build_on_what_is_public(folder):
     public = PUBLIC | (OF_RUNS if folder.parent.name == "integrations" or folder.name in HOLD_RUNS else set())
     for name, path in of_the_core(folder):
         assert name in art_core.__all__ or name.split(".")[0] in public, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("folder", EDGE_FOLDERS, ids=lambda it: it.name)
+def test_a_distribution_declares_those_that_it_imports(folder):
+    """What is imported inside a function may be missing: the function says what to install."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    declared = {re.match(r"[\w-]+", it)[0].replace("-", "_") for it in project["dependencies"]}
+    package = folder.name.replace("-", "_")
+    for path in [*folder.glob(f"{package}.py"), *folder.glob(f"{package}/**/*.py")]:
+        for node in ast.parse(path.read_text()).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.split(".")[0] not in EDGES - declared - {package}, (
+                    f"{path.relative_to(ROOT)} imports {name}"
+                )
 
 
 def test_the_plugin_api_is_small_and_all_of_it_is_used():

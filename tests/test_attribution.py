@@ -128,7 +128,7 @@ async def test_a_pools_worker_does_not_stay_in_the_rollout_that_started_it():
         assert pool.submit(destination, "gpt").result() is None
         with inside_rollout(address("r2")):
             fresh = contextvars.Context().run(pool.submit, destination, "gpt")
-            with pytest.raises(CaptureError, match=r"rollout\.base_url"):
+            with pytest.raises(CaptureError, match=r"address\.base_url"):
                 fresh.result()
 
 
@@ -136,7 +136,7 @@ async def test_a_thread_from_before_the_rollouts_cannot_be_attributed(early_work
     with inside_rollout(address("r1")):
         error = early_worker.ask()
     assert isinstance(error, CaptureError)
-    assert "rollout.base_url" in str(error)
+    assert "base_url=address.base_url" in str(error)
     assert "'gpt'" in str(error)
 
 

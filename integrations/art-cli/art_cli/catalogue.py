@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator
 
 from art_cli.variables import NO_OPENPIPE
 
@@ -48,26 +49,30 @@ PROVIDERS = {
 }
 """Name of a reward, engine, executor, learner or tracker -> the distribution that provides it."""
 NEEDS = {
-    ADAPTERS["langgraph"]: ADAPTERS["langchain"],
-    ADAPTERS["langchain"]: ADAPTERS["openai"],
-    ADAPTERS["pydantic_ai"]: ADAPTERS["openai"],
-    "art-http": "art-gateway",
-    **dict.fromkeys(FRAMEWORKS.values(), "art-http"),
-    "art-langfuse": "art-embedded",
-    "art-vllm": "art-embedded",
-    "art-server": "art-classic",
-    "art-classic": "art-embedded",
+    ADAPTERS["langgraph"]: [ADAPTERS["langchain"]],
+    ADAPTERS["langchain"]: [ADAPTERS["openai"]],
+    ADAPTERS["pydantic_ai"]: [ADAPTERS["openai"]],
+    "art-http": ["art-gateway"],
+    **{plugin: ["art-http"] for plugin in FRAMEWORKS.values()},
+    "art-langfuse": ["art-embedded", "art-tasks"],
+    "art-vllm": ["art-embedded"],
+    "art-server": ["art-classic"],
+    "art-classic": ["art-embedded"],
 }
-"""A distribution -> the one of this repository that it needs besides art-core and art-cli."""
+"""A distribution -> those of this repository that it needs besides art-core and art-cli."""
 PLUGINS = {*ADAPTERS.values(), "art-classic"}
 """Distributions under ``plugins/``; the others are under ``integrations/``."""
 
 
 def how_to_install(distribution: str) -> str:
     """Return the command that installs a distribution from a checkout; they are not on a package index."""
-    folder = "plugins" if distribution in PLUGINS else "integrations"
-    prefix = f"{how_to_install(NEEDS[distribution])} " if distribution in NEEDS else "pip install "
-    return f"{prefix}-e {folder}/{distribution}"
+    return f"pip install {' '.join(_folders(distribution))}"
+
+
+def _folders(distribution: str) -> Iterator[str]:
+    for needed in NEEDS.get(distribution, []):
+        yield from _folders(needed)
+    yield f"-e {'plugins' if distribution in PLUGINS else 'integrations'}/{distribution}"
 
 
 def as_function(model: str) -> str:

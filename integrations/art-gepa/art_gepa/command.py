@@ -34,7 +34,9 @@ def optimize(
     ],
     reward: Reward = "ruler",
     model: Model = "tiny",
-    rollouts: Annotated[int, typer.Option(min=1, help="Maximum number of rollouts; each held-out task needs two more.")] = 200,
+    rollouts: Annotated[
+        int, typer.Option(min=1, help="Maximum number of rollouts; each held-out task needs two more.")
+    ] = 200,
     max_cost: Annotated[
         float | None, typer.Option(help="End the search once the reflector has cost this many US dollars.")
     ] = None,

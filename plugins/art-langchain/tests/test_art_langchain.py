@@ -106,7 +106,7 @@ def test_a_model_with_the_rollouts_address_is_captured_on_a_thread_from_before_t
             named = ChatOpenAI(model="m", api_key="k", base_url=address.base_url)
             unnamed = ChatOpenAI(model="m", api_key="k", base_url=f"{stub.url}/v1")
             assert ask(pool.submit, named.invoke, "hello").result().text == "answer of r"
-            with pytest.raises(CaptureError, match=r"base_url=rollout\.base_url"):
+            with pytest.raises(CaptureError, match=r"base_url=address\.base_url"):
                 ask(pool.submit, unnamed.invoke, "hello").result()
     assert [asked.rollout_id for asked in stub.asked] == ["r"]
 

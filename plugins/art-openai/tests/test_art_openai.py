@@ -269,7 +269,7 @@ def test_a_client_with_a_rollouts_own_address_is_recorded_on_any_thread(stub):
             done.clear()
     go.set()
     thread.join()
-    assert "base_url=rollout.base_url" in answers[0]
+    assert "base_url=address.base_url" in answers[0]
     assert answers[1] == "answer of one"
 
 
