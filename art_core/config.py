@@ -96,7 +96,7 @@ class TrainConfig:
     max_grad_norm: float = at_least(0, 1.0)
     max_tokens_per_pass: int | None = at_least(1, None)
     """Tokens whose activations the learner keeps at a time. Trees are packed up to this size; a larger tree is computed in
-    pieces, twice; a model that can't be computed in pieces is refused. None: about what a quarter of the memory holds."""
+    pieces, twice, or as a whole if the model can't be computed in pieces. None: about what a quarter of the memory holds."""
     lora_rank: int | None = at_least(0, None)
     """0 trains all weights; None: all weights below 100M parameters, else LoRA of rank 16."""
     load_in_4bit: bool | None = None

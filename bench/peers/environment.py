@@ -24,7 +24,11 @@ def setup() -> None:
     if not PYTHON.exists():
         venv.create(FOLDER, with_pip=True)
     install = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
-    subprocess.run([*install, "-e", f"{ROOT}[train,chart]", "-e", f"{ROOT}/integrations/art-ruler", *PEERS], check=True)
+    ours = [
+        f"{ROOT}[train,chart]",
+        *(f"{ROOT}/integrations/art-{name}" for name in ("cli", "embedded", "hybrid", "ruler")),
+    ]
+    subprocess.run([*install, *(word for folder in ours for word in ("-e", folder)), *PEERS], check=True)
     print(f"{FOLDER} is ready; python -m bench.peers now uses it")
 
 

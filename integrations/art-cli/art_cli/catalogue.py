@@ -46,6 +46,7 @@ PROVIDERS = {
     "wandb": "art-wandb",
     "langfuse": "art-langfuse",
     "otel": "art-langfuse",
+    "live": "art-http",
 }
 """Name of a reward, engine, executor, learner or tracker -> the distribution that provides it."""
 NEEDS = {
@@ -60,8 +61,13 @@ NEEDS = {
     "art-classic": ["art-embedded"],
 }
 """A distribution -> those of this repository that it needs besides art-core and art-cli."""
-PLUGINS = {*ADAPTERS.values(), "art-classic"}
-"""Distributions under ``plugins/``; the others are under ``integrations/``."""
+PLUGINS = {*ADAPTERS.values(), "art-classic", "art-openpipe"}
+"""Distributions under ``plugins/``."""
+INTEGRATIONS = {
+    "art-audit", "art-cli", "art-compare", "art-embedded", "art-gateway", "art-gepa", "art-gguf", "art-hybrid", "art-langfuse",
+    "art-ray", "art-ruler", "art-server", "art-tasks", "art-vllm", "art-wandb",
+}  # fmt: skip
+"""Distributions under ``integrations/``."""
 
 
 def how_to_install(distribution: str) -> str:

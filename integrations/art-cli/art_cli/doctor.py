@@ -166,6 +166,8 @@ def _gpu() -> Finding:
         return Finding("GPU", f"{torch.cuda.get_device_name()}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
     if torch.version.cuda is None:
         return Finding(
-            "GPU", "not usable", "torch is a CPU build; it can train models of up to a few million parameters"
+            "GPU",
+            "not usable",
+            "torch is a CPU build, on which models of up to about 150 million parameters can be trained",
         )
     return Finding("GPU", "not usable", "torch finds no CUDA device; check the driver with nvidia-smi")

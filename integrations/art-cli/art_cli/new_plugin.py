@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from art_cli.catalogue import ADAPTERS, how_to_install
+from art_cli.catalogue import INTEGRATIONS, PLUGINS, how_to_install
 from art_core.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -110,7 +110,7 @@ def _normalized(name: str) -> str:
             f"{name!r} is not a valid plugin name: use letters, digits and single hyphens, starting with a letter, as in "
             "'my-framework'"
         )
-    if plain == "core" or f"art-{plain}" in ADAPTERS.values():
+    if plain == "core" or f"art-{plain}" in PLUGINS | INTEGRATIONS:
         command = "pip install -e ." if plain == "core" else how_to_install(f"art-{plain}")
         raise ConfigError(
             f"art-{plain} already exists; in the checkout of art, run: {command}, or choose another name for yours"

@@ -1,6 +1,7 @@
 """What is said about distributions of this repository that are not installed."""
 
 import shlex
+from pathlib import Path
 
 import doc_shell
 import pytest
@@ -8,11 +9,11 @@ from typer.testing import CliRunner
 
 import art_cli
 from art_cli import catalogue
-from art_cli.catalogue import ADAPTERS, PROVIDERS, WITHOUT_PLUGIN, how_to_install
+from art_cli.catalogue import ADAPTERS, INTEGRATIONS, PLUGINS, PROVIDERS, WITHOUT_PLUGIN, how_to_install
 from art_cli.doctor import Finding, frameworks
 from art_cli.main import app
 from art_cli.variables import CHECKED
-from art_core.errors import AgentError
+from art_core.errors import AgentError, ConfigError
 from art_core.plugins import Plugins
 
 
@@ -41,6 +42,17 @@ def test_an_agent_of_a_framework_whose_plugin_is_missing_is_told_how_to_install_
         AgentError, match="pip install -e integrations/art-gateway -e plugins/art-http -e plugins/art-adk"
     ):
         adapt(Alien())
+
+
+def test_an_engine_whose_distribution_is_missing_is_told_how_to_install_it():
+    with pytest.raises(ConfigError, match=r"'live'.*pip install -e integrations/art-gateway -e plugins/art-http"):
+        Plugins(art_cli, installed=False).choose("register_engines", "live")
+
+
+@pytest.mark.parametrize(("folder", "names"), [("plugins", PLUGINS), ("integrations", INTEGRATIONS)])
+def test_all_distributions_of_the_repository_are_known(folder, names):
+    root = Path(__file__).parents[3]
+    assert {path.parent.name for path in root.glob(f"{folder}/*/pyproject.toml")} == names
 
 
 def test_frameworks_are_listed_with_what_they_need(monkeypatch):

@@ -79,7 +79,7 @@ def test_what_is_no_name_is_refused(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["core", "art-langgraph", "openai"])
+@pytest.mark.parametrize("name", ["core", "art-langgraph", "openai", "ruler"])
 def test_the_names_of_our_own_distributions_are_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=r"already exists; in the checkout of art, run: pip install -e "):
         write_plugin(name, tmp_path)

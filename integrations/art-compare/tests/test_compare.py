@@ -99,6 +99,12 @@ def test_json_has_every_flip_with_its_rollouts(runs):
     assert found["gate"][0]["state"] == "not shown"
 
 
+def test_json_has_a_cost_that_only_the_second_side_has(runs):
+    found = json.loads(art_compare(runs["live"], runs["mine"], "--json", "--price", "mine=0.1/1").output)
+    values = found["measures"]["cost"]["values"]
+    assert values["live"] is None and values["mine"] > 0
+
+
 def test_one_folder_is_compared_before_and_after_training(tmp_path):
     trained = tmp_path / "run"
     art.train_sync(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from art_core import hookimpl
+from art_core.errors import ConfigError
 from art_core.plugin_api import Register
 from art_gateway.dialects import dialects
 
@@ -38,7 +40,7 @@ def register_dialects(register: Register) -> None:
 @hookimpl
 def register_engines(register: Register) -> None:
     """Register ``live``, with which the agent's own providers answer."""
-    register("live", live_engine)
+    register("live", live_engine, check=check_live)
 
 
 def live_engine(model_folder: str, config: TrainConfig) -> Engine:
@@ -46,3 +48,12 @@ def live_engine(model_folder: str, config: TrainConfig) -> Engine:
     from art_gateway.live import LiveEngine
 
     return LiveEngine(model_folder, config)
+
+
+def check_live() -> None:
+    """Raise ConfigError if nothing would send the agent's calls to the engine: they would leave unrecorded."""
+    if importlib.util.find_spec("art_http") is None:
+        raise ConfigError(
+            "model='live' needs art-http, through which the agent's calls are recorded; in the checkout of art: pip install "
+            "-e plugins/art-http"
+        )

@@ -294,3 +294,10 @@ def test_live_is_for_evaluations_without_a_temperature(tmp_path):
     for settings in ({"temperature": 1.0}, {"engine": FakeEngine()}):
         with pytest.raises(ConfigError, match="drop temperature= and engine="):
             live(lambda task: task, tmp_path / "run", **settings)
+
+
+def test_without_what_records_the_calls_nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("ART_DISABLE_PLUGINS", "http")
+    monkeypatch.setitem(sys.modules, "art_http", None)
+    with pytest.raises(ConfigError, match="pip install -e plugins/art-http"):
+        live(lambda task: pytest.fail("the agent was run"), tmp_path / "run")

@@ -32,8 +32,8 @@ def optimize(
             help="Reads rollouts and writes better texts: a LiteLLM model string, or MODULE:NAME of a function."
         ),
     ],
-    reward: Reward = "ruler",
-    model: Model = "tiny",
+    reward: Reward,
+    model: Model,
     rollouts: Annotated[
         int, typer.Option(min=1, help="Maximum number of rollouts; each held-out task needs two more.")
     ] = 200,

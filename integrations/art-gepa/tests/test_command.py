@@ -35,7 +35,8 @@ def test_the_command_prints_the_patch_and_where_the_texts_are(tmp_path, monkeypa
     (tmp_path / "optimized_app.py").write_text(APP)
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(f"word {number}") + "\n" for number in range(6)))
     arguments = (
-        "optimized_app.py:agent tasks.jsonl --reward optimized_app.py:reward --reflector optimized_app.py:reflector"
+        "optimized_app.py:agent tasks.jsonl --reward optimized_app.py:reward --model tiny "
+        "--reflector optimized_app.py:reflector"
     )
     ended = CliRunner().invoke(
         main.command(),
