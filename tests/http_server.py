@@ -28,3 +28,4 @@ def serving_app(app: Callable) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         sock.close()
+        assert not thread.is_alive(), "the server's loop hangs: did a test change the clock of all threads?"

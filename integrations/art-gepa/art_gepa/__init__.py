@@ -22,5 +22,6 @@ def register_commands(app: typer.Typer) -> None:
     from art_gepa import command
 
     app.command(
-        epilog="Example: `art optimize app.py:agent tasks.jsonl --reward app.py:reward --reflector openai/gpt-6-luna`"
+        epilog="Example: `art optimize app.py:agent tasks.jsonl --reward app.py:reward --model live --reflector "
+        "openai/gpt-6-luna`"
     )(command.optimize)

@@ -1,5 +1,7 @@
 """What waits for a server that is away: it is asked rarely meanwhile, and once more at the end."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from art_langfuse import outbox
@@ -24,7 +26,7 @@ class Slow:
 def server(monkeypatch):
     server = Slow()
     monkeypatch.setattr(outbox, "PATIENCE", 0.0)
-    monkeypatch.setattr(outbox.time, "monotonic", lambda: server.now)
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: server.now))
     return server
 
 
