@@ -46,7 +46,7 @@ PROVIDERS = {
     "wandb": "art-wandb",
     "langfuse": "art-langfuse",
     "otel": "art-langfuse",
-    "live": "art-http",
+    "live": "art-http",  # which needs art-gateway, where the engine is
 }
 """Name of a reward, engine, executor, learner or tracker -> the distribution that provides it."""
 NEEDS = {
