@@ -14,6 +14,7 @@ from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
+from art_cli.catalogue import how_to_install
 from art_core.errors import ConfigError
 
 PYTHON = {"None": None, "True": True, "False": False}
@@ -141,9 +142,7 @@ def with_prompts(file: str | None) -> Any:
     try:
         from art_gepa.plugins import WithPrompts
     except ImportError as error:
-        raise ConfigError(
-            "--prompts needs art-gepa; in the checkout of art: pip install -e integrations/art-gepa"
-        ) from error
+        raise ConfigError(f"--prompts needs art-gepa; in the checkout of art: {how_to_install('art-gepa')}") from error
     return WithPrompts(file)
 
 

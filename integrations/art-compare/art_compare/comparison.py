@@ -116,7 +116,7 @@ class Comparison:
         return {
             "sides": [as_json(side) for side in self.sides],
             "tasks": len(self.keys),
-            "measures": {name: self._measure_as_json(name) for name in MEASURES if self._is_known(name)},
+            "measures": {name: known for name in MEASURES if (known := self._measure_as_json(name))},
             "flips": {
                 side.name: {
                     how: [self._flip_as_json(key, number) for key in getattr(self.flips(number), how)]
@@ -128,11 +128,11 @@ class Comparison:
             "gate": [verdict.as_json() for verdict in self.verdicts],
         }
 
-    def _is_known(self, name: str) -> bool:
-        return any(self.value(name, number) is not None for number in range(len(self.sides)))
-
-    def _measure_as_json(self, name: str) -> dict[str, Any]:
+    def _measure_as_json(self, name: str) -> dict[str, Any] | None:
+        """Return None for what no side has."""
         found: dict[str, Any] = {side.name: self.value(name, number) for number, side in enumerate(self.sides)}
+        if all(value is None for value in found.values()):
+            return None
         differences = {side.name: self.difference(name, number) for number, side in enumerate(self.sides) if number}
         return {"values": found, "differences": {name: it and vars(it) for name, it in differences.items()}}
 
