@@ -30,7 +30,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
         return None
 
     async def run(input: Any, address: RolloutAddress) -> Any:
-        return await agent.ainvoke(_state(agent, input), _thread(address))
+        return await agent.ainvoke(_state(agent, input), _thread(address), context=_default_context(agent))
 
     return run
 
@@ -40,8 +40,8 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
 
     ``answer`` receives the value of each ``interrupt(...)`` and returns what to resume with; it may be async. Simultaneous
     interrupts are answered one after another and resumed together. Breakpoints (``interrupt_before``) are resumed without an
-    answer. ``context`` is passed to the graph unchanged. A graph with interrupts needs a checkpointer; without one, LangGraph
-    raises RuntimeError.
+    answer. ``context`` is passed to the graph unchanged; without it, the graph's own with its defaults. A graph with interrupts
+    needs a checkpointer; without one, LangGraph raises RuntimeError.
     """
     from langgraph.types import Command
 
@@ -52,8 +52,9 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
 
     async def run(input: Any, address: RolloutAddress) -> Any:
         config, next_input = _thread(address), _state(graph, input)
+        given = _default_context(graph) if context is None else context
         while True:
-            output = await graph.ainvoke(next_input, config, context=context)
+            output = await graph.ainvoke(next_input, config, context=given)
             pending = output.get("__interrupt__") if isinstance(output, dict) else None
             if pending:
                 answers = {interrupt.id: await _answered(answer, interrupt.value) for interrupt in pending}
@@ -151,6 +152,16 @@ def _config() -> dict[str, Any]:
 def _thread(address: RolloutAddress) -> dict[str, Any]:
     # With a checkpointer, rollouts on the same thread would continue each other.
     return {"configurable": {"thread_id": address.rollout_id}}
+
+
+def _default_context(graph: Pregel) -> Any:
+    """Return the graph's context with its defaults, as LangGraph's own server passes it; None if it has none."""
+    if graph.context_schema is None:
+        return None
+    try:
+        return graph.context_schema()
+    except (TypeError, ValueError):  # a field without a default; pydantic's ValidationError is a ValueError
+        return None
 
 
 def _state(graph: Pregel, input: Any) -> Any:

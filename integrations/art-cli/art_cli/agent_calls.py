@@ -9,6 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
 from art_cli.arguments import load_agent
 from art_core import open_run
 from art_core.testing import CountingLearner, FakeEngine, scripted_reply
@@ -27,6 +31,20 @@ class ModelCall(NamedTuple):
     by: str
     """The node or agent that calls."""
     where: str
+
+
+def show_calls(where: str, task: str) -> None:
+    """Print where the agent's model calls go; exit with 1 if one doesn't reach the policy, or if the agent failed."""
+    calls, error = calls_of(where, task)
+    table = Table("calls", "model", "by", Column("where they go", overflow="fold"))
+    for call, number in calls.items():
+        table.add_row(str(number), *call)
+    console = Console(markup=False, soft_wrap=True)
+    console.print(table if calls else "the agent made no model call that was seen")
+    if error:
+        console.print(f"the agent failed: {error}")
+    if error or {call.where for call in calls} != {POLICY}:
+        raise typer.Exit(1)
 
 
 def calls_of(where: str, task: str) -> tuple[Counter[ModelCall], str | None]:

@@ -46,12 +46,14 @@ def load_example() -> Any:
 
 @functools.cache
 def load_file(path: Path) -> Any:
-    """Import a .py file once, with its folder on ``sys.path``."""
+    """Import a .py file once, with its folder on ``sys.path`` and, if that is a package, the folder of the package."""
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    folder = path.parent.resolve()
+    outside = next(it for it in (folder, *folder.parents) if not (it / "__init__.py").exists())
+    for added in (str(outside), str(folder)):
+        if added not in sys.path:
+            sys.path.insert(0, added)
     name = f"art_file_{path.stem}"  # the file may have the name of a package that it imports
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader, path

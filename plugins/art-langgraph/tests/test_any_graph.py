@@ -218,6 +218,26 @@ async def test_store_and_context_reach_the_nodes(stub):
     assert output["topic"] == "blue in French"
 
 
+@dataclass
+class Speaker:
+    language: str = "Dutch"
+
+
+class Listener(pydantic.BaseModel):
+    language: str
+
+
+@pytest.mark.parametrize(("schema", "seen"), [(Speaker, "Dutch"), (Listener, "None")])
+async def test_a_graph_that_is_given_no_context_has_the_defaults_of_its_own(stub, schema, seen):
+    def tell(state: Topics, runtime: Runtime) -> dict[str, Any]:
+        return {"topic": str(getattr(runtime.context, "language", runtime.context))}
+
+    graph = StateGraph(Topics, context_schema=schema).add_sequence([tell]).add_edge(START, "tell").compile()
+    for run in (art_langgraph.adapt_agent(graph), art_langgraph.answering(graph, str)):
+        with stub.rollout() as address:
+            assert (await run(TOPIC, address))["topic"] == seen
+
+
 async def test_a_retried_node_calls_again_and_a_cached_one_is_refused(stub):
     tries = []
 

@@ -1,0 +1,134 @@
+"""``art init``: what a repository needs to train its agent, and what a coding agent needs to know to do it."""
+
+from __future__ import annotations
+
+import keyword
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from art_cli.find_agents import FoundAgent, find_agents
+from art_core.errors import ConfigError
+
+TEMPLATES = Path(__file__).parent / "templates" / "init"
+FILES = {
+    "train.py": "train.py",
+    "tasks.jsonl": "tasks.jsonl",
+    "held_out.jsonl": "held_out.jsonl",
+    ".agents/skills/train-agent/SKILL.md": "SKILL.md",
+    ".claude/skills/train-agent/SKILL.md": "SKILL.md",
+}
+"""File in the repository -> its template. Most coding agents read ``.agents/skills``, Claude Code reads ``.claude/skills``."""
+GRAPHS = ("langgraph", "langchain", "deepagents")
+LAST_MESSAGE = '''
+def text_of(state):
+    """The graph's last message: what the reward sees as the output."""
+    return state["messages"][-1].text
+
+'''
+
+
+def init(
+    agent: Annotated[
+        str | None, typer.Argument(help="FILE.py:NAME of the agent; default: the only one that is found.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--dir", help="The repository's folder.")] = Path("."),
+) -> None:
+    """Find the agent in a repository, and write train.py, example tasks and a skill for coding agents.
+
+    The code is read, not run. Existing files are kept.
+    """
+    Console(highlight=False, soft_wrap=True).print(write_starter(agent, folder).next_steps(), markup=False)
+
+
+@dataclass
+class Starter:
+    agent: FoundAgent
+    written: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Files that were there already; nothing in them was changed."""
+
+    def next_steps(self) -> str:
+        """Return a message that says what was written and what to do next."""
+        lines = [f"agent: {self.agent} ({self.agent.what})"]
+        lines += [f"wrote {name}" for name in self.written] + [f"kept  {name}, which exists" for name in self.kept]
+        return "\n".join(
+            [
+                *lines,
+                "next: put your tasks into tasks.jsonl and held_out.jsonl and your reward into train.py, or let a coding "
+                "agent do it with the skill train-agent; then:",
+                f"  art doctor --agent {self.agent}",
+                "  python train.py --dry-run",
+            ]
+        )
+
+
+def write_starter(where: str | None, folder: Path) -> Starter:
+    """Write ``FILES`` into ``folder`` for the agent that ``where`` names, or for the only one that is found there.
+
+    Raises ConfigError if none is found, if there are several, or if the agent's file can't be imported from ``folder``.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"no such folder: {folder}")
+    script = folder / "train.py"
+    if script.exists() and "art_core" not in script.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(
+            f"{script} exists and doesn't use art; nothing was written: rename it, or pass another folder with --dir"
+        )
+    agent = _chosen(where, folder)
+    words = _words(agent)
+    starter = Starter(agent)
+    for name, template in FILES.items():
+        path = folder / name
+        if path.exists():
+            starter.kept.append(name)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
+        path.write_text(Template(text).substitute(words), encoding="utf-8")
+        starter.written.append(name)
+    return starter
+
+
+def _chosen(where: str | None, folder: Path) -> FoundAgent:
+    found = find_agents(folder)
+    if where is not None:
+        file, colon, name = where.rpartition(":")
+        if not colon or not (folder / file).is_file():
+            raise ConfigError(f"{where!r} does not name an agent in {folder}; write FILE.py:NAME")
+        return next((it for it in found if str(it) == where), FoundAgent(Path(file), name, 0, "as named"))
+    if not found:
+        raise ConfigError(
+            f"no agent was found in the Python files of {folder}; name it: art init FILE.py:NAME, an agent of a framework, "
+            "a function of one task that calls a model, or a function without parameters that makes one"
+        )
+    if len(found) > 1:
+        listed = "\n".join(f"  art init {it}    # line {it.line}: {it.what}" for it in found)
+        raise ConfigError(f"{len(found)} agents were found in {folder}; choose one:\n{listed}")
+    return found[0]
+
+
+def _words(agent: FoundAgent) -> dict[str, str]:
+    """Return what the templates' placeholders stand for."""
+    parts = list(agent.file.with_suffix("").parts)
+    source = parts.pop(0) if parts[0] == "src" and len(parts) > 1 else None
+    if parts[-1] == "__init__":
+        parts.pop()
+    if not parts or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise ConfigError(
+            f"{agent.file} cannot be imported, because a part of its path is not a Python name; rename it"
+        )
+    graph = agent.what in GRAPHS
+    return {
+        "agent": str(agent),
+        "name": agent.name,
+        "module": ".".join(parts),
+        "path_import": "import sys\n" if source else "",
+        "path_line": f'sys.path.insert(0, "{source}")\n' if source else "",
+        "output": LAST_MESSAGE if graph else "",
+        "to_output": "\n        to_output=text_of," if graph else "",
+    }
