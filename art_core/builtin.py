@@ -96,7 +96,7 @@ def _required(agent: Any) -> int:
 
 @hookimpl
 def register_losses(register: Register) -> None:
-    for loss in (losses.grpo, losses.dr_grpo, losses.dapo, losses.cispo, losses.gspo):
+    for loss in (losses.grpo, losses.dr_grpo, losses.dapo, losses.cispo, losses.gspo, losses.distill):
         register(loss.__name__, loss)
 
 

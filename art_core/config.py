@@ -103,7 +103,9 @@ class TrainConfig:
     """With ``learner="unsloth"`` on a GPU: keep the frozen weights in 4 bits. None: only if they would take more than half of the
     GPU's memory in 16 bits."""
     kl: float = at_least(0, 0.0)
-    """Coefficient of the KL term towards the start weights; 0 skips the reference model altogether."""
+    """Coefficient of the KL term towards the start weights, or the teacher; 0 skips the start weights altogether."""
+    teacher: str | None = None
+    """A model folder or a Hugging Face name, with the model's tokenizer, for ``loss="distill"`` and ``kl``."""
     advantage: str = one_of("mean_std", "mean", "leave_one_out", default="mean_std")
     """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean; ``leave_one_out``: reward - mean of the
     others."""

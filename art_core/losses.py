@@ -15,7 +15,8 @@ Every loss is ``L = - sum over targets of share (c gain - kl D)``. The docstring
 Normalization. A target's share depends on its weight w, the sum n of its trajectory's weights, the sum W of the step's
 weights (``step_weight``), and the number N of the step's trajectories with trained targets (``step_trajectories``)::
 
-    grpo, gspo     w / (n N)           the mean over each trajectory's targets, then over the trajectories
+    grpo, gspo,    w / (n N)           the mean over each trajectory's targets, then over the trajectories
+    distill
     dapo, cispo    w / W               the mean over all targets of the step
     dr_grpo        w / (max_tokens N)  the sum over each trajectory's targets / max_tokens, then the mean over trajectories
 
@@ -47,13 +48,8 @@ if TYPE_CHECKING:
 
 
 def grpo(
-    inputs: LossInputs,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl: float = 0.0,
-    importance_cap: float | None = None,
-) -> LossOutputs:
+    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, kl: float = 0.0, importance_cap: float | None = None,
+) -> LossOutputs:  # fmt: skip
     """Group-relative policy optimization (DeepSeekMath, arXiv 2402.03300, equations 3 and 4)::
 
         gain = min(r A, clip(r) A)      share = w / (n N)
@@ -65,14 +61,9 @@ def grpo(
 
 
 def dr_grpo(
-    inputs: LossInputs,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl: float = 0.0,
-    importance_cap: float | None = None,
-    max_tokens: float = 512.0,
-) -> LossOutputs:
+    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, kl: float = 0.0,
+    importance_cap: float | None = None, max_tokens: float = 512.0,
+) -> LossOutputs:  # fmt: skip
     """GRPO without its length bias (Dr. GRPO, arXiv 2503.20783, section 3.2)::
 
         gain = min(r A, clip(r) A)      share = w / (max_tokens N)
@@ -87,13 +78,8 @@ def dr_grpo(
 
 
 def dapo(
-    inputs: LossInputs,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    kl: float = 0.0,
-    importance_cap: float | None = None,
-) -> LossOutputs:
+    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.28, kl: float = 0.0, importance_cap: float | None = None,
+) -> LossOutputs:  # fmt: skip
     """Decoupled clipping and the mean over tokens (DAPO, arXiv 2503.14476, sections 3.1 and 3.3)::
 
         gain = min(r A, clip(r) A)      share = w / W
@@ -106,13 +92,8 @@ def dapo(
 
 
 def cispo(
-    inputs: LossInputs,
-    *,
-    clip_low: float = 1.0,
-    clip_high: float = 4.0,
-    kl: float = 0.0,
-    importance_cap: float | None = None,
-) -> LossOutputs:
+    inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 4.0, kl: float = 0.0, importance_cap: float | None = None,
+) -> LossOutputs:  # fmt: skip
     """Clipped importance weights (CISPO; MiniMax-M1, arXiv 2506.13585, equations 4 and 5)::
 
         gain = clip(r) A logprob, without gradient through clip(r)      share = w / W
@@ -129,13 +110,8 @@ def cispo(
 
 
 def gspo(
-    inputs: LossInputs,
-    *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    kl: float = 0.0,
-    importance_cap: float | None = None,
-) -> LossOutputs:
+    inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4, kl: float = 0.0, importance_cap: float | None = None,
+) -> LossOutputs:  # fmt: skip
     """Group sequence policy optimization (GSPO, arXiv 2507.18071, section 4)::
 
         s = exp((1/n) sum over the trajectory's targets of w (logprob - proximal_logprob))
@@ -153,11 +129,38 @@ def gspo(
     return _clipped(rows, ratio, _trajectory_mean(rows), (clip_low, clip_high), kl, importance_cap)
 
 
+def distill(
+    inputs: LossInputs, *, reward_weight: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2,
+    kl: float = 0.0, importance_cap: float | None = None,
+) -> LossOutputs:  # fmt: skip
+    """On-policy distillation: the reverse KL divergence from a teacher (MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649)::
+
+        A' = ref_logprob - before + reward_weight A      gain = min(r A', clip(r) A')      share = w / (n N)
+
+    ``before`` is the proximal logprob, or without one the recorded one, so without an update in between, the expected gradient
+    is that of the divergence, token by token. The reference is the teacher. ``reward_weight`` mixes in GRPO.
+    """
+    if inputs.ref_logprobs is None:
+        raise ValueError("distill needs ref_logprobs; pass the teacher's logprobs (a run with teacher= does)")
+    rows = _trained(inputs)
+    rows = replace(rows, advantages=rows.ref_logprobs - _before(rows) + reward_weight * rows.advantages)
+    return _clipped(rows, _log_ratio(rows).exp(), _trajectory_mean(rows), (clip_low, clip_high), kl, importance_cap)
+
+
 def drops_overlong(loss: Loss) -> bool:
     """Whether ``loss`` leaves out calls that were cut off at their token limit, unless a run says otherwise: ``dapo`` does."""
+    return _plain(loss) is dapo
+
+
+def needs_teacher(loss: Loss) -> bool:
+    """Whether ``loss`` learns from a teacher, and so from groups without contrast too."""
+    return _plain(loss) is distill
+
+
+def _plain(loss: Loss) -> Loss:
     while isinstance(loss, functools.partial):
         loss = loss.func
-    return loss is dapo
+    return loss
 
 
 def _trained(inputs: LossInputs) -> LossInputs:
@@ -167,8 +170,12 @@ def _trained(inputs: LossInputs) -> LossInputs:
     return replace(inputs, **{name: value[keep] for name, value in rows.items()})
 
 
+def _before(rows: LossInputs) -> Tensor:
+    return rows.old_logprobs if rows.proximal_logprobs is None else rows.proximal_logprobs
+
+
 def _log_ratio(rows: LossInputs) -> Tensor:
-    return rows.logprobs - (rows.old_logprobs if rows.proximal_logprobs is None else rows.proximal_logprobs)
+    return rows.logprobs - _before(rows)
 
 
 def _clipped(
@@ -204,15 +211,8 @@ def _target_mean(rows: LossInputs) -> Tensor:
 
 
 def _outputs(
-    rows: LossInputs,
-    gain: Tensor,
-    share: Tensor,
-    *,
-    ratio: Tensor,
-    clipped: Tensor,
-    kl: float,
-    importance_cap: float | None,
-) -> LossOutputs:
+    rows: LossInputs, gain: Tensor, share: Tensor, *, ratio: Tensor, clipped: Tensor, kl: float, importance_cap: float | None,
+) -> LossOutputs:  # fmt: skip
     """Return the loss, as defined at the top of this file, and its metrics."""
     if kl and rows.ref_logprobs is None:
         raise ValueError(f"kl={kl} needs ref_logprobs; pass the reference's logprobs (a run with kl= does), or kl=0")

@@ -28,6 +28,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
+from art_core.config import model_folder
 from art_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +89,18 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
                 "texts differently; write a tokenizer.json for it, as docs/models.md says under Kimi"
             )
         return AutoTokenizer.from_pretrained(model, config=load_config(model), trust_remote_code=False)
+
+
+def load_teacher(teacher: str, student: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Load a frozen model on the CPU that scores the student's tokens. Raises ConfigError if its ids stand for other tokens."""
+    folder = model_folder(teacher)
+    its, own = (load_tokenizer(model).get_vocab() for model in (folder, student))
+    if others := sum(its.get(token) != number for token, number in own.items()):
+        raise ConfigError(
+            f"the teacher {teacher} has other ids for {others} of the {len(own)} tokens of {student}, so it would score other "
+            "texts than the student's; choose a teacher of the same family"
+        )
+    return load_causal_lm(folder, dtype).requires_grad_(False).eval()
 
 
 def load_generation_config(model: str | Path) -> GenerationConfig:

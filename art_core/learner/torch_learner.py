@@ -23,7 +23,7 @@ from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
 from art_core.learner.alone import Alone, empty_pass, full_tensor
 from art_core.learner.gradients import MeasuredForward, Totals, accumulate, pack, tokens_that_fit
-from art_core.learner.pretrained import has_adapter, load_causal_lm
+from art_core.learner.pretrained import has_adapter, load_causal_lm, load_teacher
 from art_core.learner.sizes import LORA_FROM, LORA_RANK, SMALL_MODEL
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support
@@ -52,8 +52,8 @@ class TorchLearner(LearnerBase):
     """Trains the causal LM in ``model_folder`` (a folder or a hub name) on token trees. Weights are float32.
 
     Dropout is off, so before the first step a target's new logprob equals its old one. Raises ConfigError if ``config.kl`` or
-    ``config.importance_cap`` is set and ``loss`` has no such parameter. In a ``group`` each process has such a learner, all
-    call the same methods with the same arguments, and the first process writes.
+    ``config.importance_cap`` is set and ``loss`` has no such parameter, and for a teacher with other tokens. In a ``group`` each
+    process has such a learner, all call the same methods with the same arguments, and the first process writes.
     """
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss, group: Alone | None = None) -> None:
@@ -69,7 +69,7 @@ class TorchLearner(LearnerBase):
         usual_rate = (5e-4 if size < SMALL_BELOW else 1e-4) if rank else 5e-4 if size < SMALL_MODEL else 1e-5
         self.learning_rate = usual_rate if config.learning_rate is None else config.learning_rate
         self._threads = config.threads or (1 if size < SMALL_MODEL else torch.get_num_threads())
-        self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
+        self._reference = self._load_reference(model, rank)
         self.model: PreTrainedModel | PeftModel = model
         self._adapted: dict[str, AdaptedWeight] = {}
         if rank:
@@ -92,6 +92,13 @@ class TorchLearner(LearnerBase):
         if self.config.load_in_4bit:
             raise ConfigError("load_in_4bit=True needs learner='unsloth'; leave it out for the torch learner")
         return load_causal_lm(self.model_folder).to(self.group.device)
+
+    def _load_reference(self, model: PreTrainedModel, rank: int) -> PreTrainedModel | None:
+        """Return the teacher, or for a KL term without one a copy of ``model``; None if switching an adapter off is enough."""
+        if self.config.teacher:
+            dtype = torch.bfloat16 if self.group.device.type == "cuda" else torch.float32
+            return load_teacher(self.config.teacher, self.model_folder, dtype).to(self.group.device)
+        return deepcopy(model).requires_grad_(False) if self.config.kl and not rank else None
 
     def _rank(self, size: int) -> int:
         """Return the adapter's rank for a model of ``size`` parameters; 0 trains all weights."""
@@ -235,7 +242,8 @@ class TorchLearner(LearnerBase):
         totals, passes = Totals.of(trees), self._passes(self.group.share(trees))
         forward = partial(self._compute, tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens)
         measured = MeasuredForward(self.model, forward, self._pass_tokens if self._measures else 0)
-        reference = self._reference_logprobs if self.config.kl and not loss else lambda _: None
+        refers = not loss and (self.config.kl or self.config.teacher)
+        reference = self._reference_logprobs if refers else lambda _: None
         proximal = self.config.importance_cap is not None
         metrics = accumulate(
             passes, totals, loss or self.loss, forward=measured, reference=reference, proximal=proximal

@@ -30,6 +30,7 @@ CPU_BACKEND_SINCE = (2026, 10, 9)
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma"})
 """``model_type`` of the models whose attention Unsloth replaces by one that accepts a tree: docs/unsloth.md. It compiles
 others from transformers' code; ``"unsloth"`` trains them, ``"auto"`` leaves them to torch."""
+NO_TEACHER = "a teacher is computed by transformers' own code, which Unsloth changes for the whole process"
 OPT_IN = "UNSLOTH_ALLOW_CPU"
 """If this variable is 1, ``"auto"`` uses Unsloth even without a GPU, where it has no kernels of its own."""
 
@@ -61,6 +62,8 @@ def why_not(model_folder: str, config: TrainConfig) -> str:
         return reason
     if not has_gpu() and os.environ.get(OPT_IN) != "1":
         return f"there is no GPU, and without one Unsloth has no kernels of its own (set {OPT_IN}=1 to use it anyway)"
+    if config.teacher:
+        return NO_TEACHER
     if config.lora_rank == 0:
         return "lora_rank=0 trains all weights, and Unsloth is for LoRA"
     try:

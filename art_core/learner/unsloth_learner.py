@@ -43,6 +43,8 @@ class UnslothLearner(TorchLearner):
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
         if config.lora_rank == 0:
             raise ConfigError("learner='unsloth' trains LoRA adapters only; set lora_rank=16, or use learner='torch'")
+        if config.teacher:
+            raise ConfigError(f"learner='unsloth' takes no teacher=: {unsloth.NO_TEACHER}; use learner='torch'")
         self._unsloth = unsloth.load()
         super().__init__(model_folder, config, loss)
         self.model.train(unsloth.has_gpu())

@@ -25,13 +25,13 @@ log = logging.getLogger("art_core.run")
 
 LEARNER_SETTINGS = (
     "learning_rate", "warmup_steps", "decay_steps", "max_grad_norm", "max_tokens_per_pass", "lora_rank", "load_in_4bit",
-    "kl", "importance_cap", "max_staleness",
+    "kl", "teacher", "importance_cap", "max_staleness",
 )  # fmt: skip
 """Settings that a learner reads from its own config."""
 FIXED_SETTINGS = (
     "seed", "tasks_per_step", "group_size", "temperature", "max_temperature", "advantage", "overlong", "dynamic_sampling",
-    "learning_rate", "warmup_steps", "decay_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap",
-    "max_staleness", "train_nodes", "other_nodes", "frozen_model", "tool_format",
+    "learning_rate", "warmup_steps", "decay_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "teacher",
+    "importance_cap", "max_staleness", "train_nodes", "other_nodes", "frozen_model", "tool_format",
 )  # fmt: skip
 """Settings that define the experiment: with another value it is another experiment."""
 EVALUATION_PARTS = ("eval_tasks", "eval_reward")

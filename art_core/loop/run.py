@@ -255,9 +255,11 @@ class Run:
         return metrics
 
     def teachable(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that a step learns from: those with contrast in the calls of ``train_nodes``, with these alone."""
+        """Return the groups that a step learns from, with the calls of ``train_nodes`` alone: those with contrast in these, or
+        with a teacher all."""
+        flat = losses.needs_teacher(self._setup.loss)
         trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
-        return [g for g in trained if scoring.has_contrast(g) and any(t.calls for t in g.trajectories)]
+        return [g for g in trained if (flat or scoring.has_contrast(g)) and any(t.calls for t in g.trajectories)]
 
     def tree(self, group: Group) -> TokenTree:
         """Return a group with advantages as the token tree that a step trains on: the calls of ``train_nodes``."""

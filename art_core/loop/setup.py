@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from art_core import losses
 from art_core.config import LIVE, TrainConfig, model_folder, with_model_defaults
 from art_core.errors import ConfigError
 from art_core.loop import resume_checks
@@ -53,6 +54,10 @@ class Setup:
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
+        if config.teacher:
+            model_folder(config.teacher)  # refused here if it is missing
+        elif losses.needs_teacher(self.loss):
+            raise ConfigError("loss='distill' learns from a teacher; pass teacher=, a model with the same tokenizer")
         if isinstance(executor, str):
             executor = self.plugins.choose("register_executors", executor)(config)
         self.executor = executor
