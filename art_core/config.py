@@ -103,7 +103,7 @@ class TrainConfig:
     """With ``learner="unsloth"`` on a GPU: keep the frozen weights in 4 bits. None: only if they would take more than half of the
     GPU's memory in 16 bits."""
     kl: float = at_least(0, 0.0)
-    """Coefficient of the KL term towards the start weights, or the teacher; 0 skips the start weights altogether."""
+    """Coefficient of the KL term towards the teacher, or without one towards the start weights; 0: no such term."""
     teacher: str | None = None
     """A model folder or a Hugging Face name, with the model's tokenizer, for ``loss="distill"`` and ``kl``."""
     advantage: str = one_of("mean_std", "mean", "leave_one_out", default="mean_std")
@@ -224,10 +224,10 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
             "frozen_model= answers the nodes that train_nodes= leaves out, with other_nodes='frozen'; pass "
             "train_nodes=, or drop frozen_model="
         )
-    if config.max_kl is not None and not config.kl:
+    if config.max_kl is not None and (config.teacher or not config.kl):
         raise ConfigError(
-            f"max_kl={config.max_kl}: the divergence from the start weights is measured if kl= is above 0; pass a small one, "
-            "such as kl=1e-4, or drop max_kl="
+            f"max_kl={config.max_kl}: the divergence from the start weights is measured if kl= is above 0 and there is no "
+            "teacher=; pass a small kl=, such as 1e-4, and no teacher=, or drop max_kl="
         )
     if config.tracker_timeout is None:
         raise ConfigError("tracker_timeout=None would let a tracker keep a run from ending; pass a number of seconds")

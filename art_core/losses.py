@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from art_core.types import Loss, LossInputs, LossOutputs
 
@@ -137,8 +137,8 @@ def distill(
 
         A' = ref_logprob - before + reward_weight A      gain = min(r A', clip(r) A')      share = w / (n N)
 
-    ``before`` is the proximal logprob, or without one the recorded one, so without an update in between, the expected gradient
-    is that of the divergence, token by token. The reference is the teacher. ``reward_weight`` mixes in GRPO.
+    ``before`` is the proximal logprob, or the recorded one if there is none. As long as both are the policy's own, the expected
+    gradient is that of the divergence, token by token. The reference is the teacher; ``reward_weight`` adds GRPO's advantages.
     """
     if inputs.ref_logprobs is None:
         raise ValueError("distill needs ref_logprobs; pass the teacher's logprobs (a run with teacher= does)")
@@ -149,15 +149,16 @@ def distill(
 
 def drops_overlong(loss: Loss) -> bool:
     """Whether ``loss`` leaves out calls that were cut off at their token limit, unless a run says otherwise: ``dapo`` does."""
-    return _plain(loss) is dapo
+    return plain(loss) is dapo
 
 
 def needs_teacher(loss: Loss) -> bool:
     """Whether ``loss`` learns from a teacher, and so from groups without contrast too."""
-    return _plain(loss) is distill
+    return plain(loss) is distill
 
 
-def _plain(loss: Loss) -> Loss:
+def plain(loss: Any) -> Any:
+    """Return a loss without its settings."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss

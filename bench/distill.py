@@ -3,7 +3,7 @@
     python -m bench.distill --seeds 0 1 2
 
 The teacher is the last checkpoint of a run by GRPO with another seed; the student starts from ``tiny``. Both ways use the demo's
-settings, except for the loss.
+settings, except for the loss and the number of steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def curve(report: dict[str, Any]) -> dict[int, float]:
 
 
 def reached(report: dict[str, Any], success: float) -> int | None:
-    """Return the first evaluated step from which the success was at least this, or None."""
+    """Return the first evaluated step at which the success was at least this, or None."""
     return next((step for step, value in sorted(curve(report).items()) if value >= success), None)
 
 

@@ -135,19 +135,22 @@ def test_a_kl_term_pulls_towards_the_teacher_if_there_is_one(student, teacher, r
     assert gaps[-1] < gaps[0]
 
 
-async def test_a_run_without_its_teacher_is_refused_before_it_starts(tmp_path):
-    parts = {
-        "engine": FakeEngine(),
-        "learner": CountingLearner(),
-        "loss": functools.partial(distill, reward_weight=1.0),
-    }
-    for settings, said in (
-        ({}, "loss='distill' learns from a teacher; pass teacher="),
-        ({"teacher": "./x"}, "no model folder ./x"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            async with art.open_run(tmp_path / "run", **parts, **settings):
-                raise AssertionError
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"loss": functools.partial(distill, reward_weight=1.0)},
+            "loss='distill' learns from a teacher; pass teacher=",
+        ),
+        ({"loss": "distill", "teacher": "./x"}, "no model folder ./x"),
+        ({"teacher": "tiny"}, "nothing learns from teacher= with loss='grpo' and kl=0"),
+        ({"loss": "distill", "teacher": "tiny", "max_kl": 1.0}, "pass a small kl=, such as 1e-4, and no teacher="),
+    ],
+)
+async def test_settings_that_a_teacher_does_not_fit_are_refused_before_the_run_starts(tmp_path, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **settings):
+            raise AssertionError
     assert not (tmp_path / "run").exists()
 
 
@@ -166,9 +169,9 @@ def test_only_distillation_needs_a_teacher():
 
 
 @pytest.mark.parametrize(("loss", "trained"), [("distill", 2), ("grpo", 0)])
-async def test_groups_without_contrast_teach_with_a_teacher_alone(tmp_path, loss, trained):
+async def test_only_distillation_learns_from_groups_without_contrast(tmp_path, loss, trained):
     learner = CountingLearner()
-    async with art.open_run(tmp_path, engine=FakeEngine(), learner=learner, loss=loss, teacher="tiny") as run:
+    async with art.open_run(tmp_path, engine=FakeEngine(), learner=learner, loss=loss, teacher="tiny", kl=0.1) as run:
         groups = await run.collect(ScriptedAgent(), ["a", "b"], group_size=2)
         metrics = await run.learn(await run.score(groups, lambda _: 1.0))
     assert sum(map(len, learner.trees)) == metrics["groups_with_contrast"] == trained

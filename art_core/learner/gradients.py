@@ -49,14 +49,9 @@ class Totals:
 
 
 def accumulate(
-    passes: Sequence[TokenTree],
-    totals: Totals,
-    loss: Loss,
-    *,
-    forward: Callable[[TokenTree], TreeOutputs],
-    reference: Callable[[TokenTree], Tensor | None],
-    proximal: bool,
-) -> dict[str, float]:
+    passes: Sequence[TokenTree], totals: Totals, loss: Loss, *, forward: Callable[[TokenTree], TreeOutputs],
+    reference: Callable[[TokenTree], Tensor | None], proximal: bool,
+) -> dict[str, float]:  # fmt: skip
     """Add the gradients of the passes' shares of the loss to the parameters' gradients; return their shares of the metrics.
 
     Over all passes of a step, with the sums ``totals``, the shares add up to the step's metrics; for names that end with

@@ -96,7 +96,7 @@ class TorchLearner(LearnerBase):
     def _load_reference(self, model: PreTrainedModel, rank: int) -> PreTrainedModel | None:
         """Return the teacher, or for a KL term without one a copy of ``model``; None if switching an adapter off is enough."""
         if self.config.teacher:
-            dtype = torch.bfloat16 if self.group.device.type == "cuda" else torch.float32
+            dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
             return load_teacher(self.config.teacher, self.model_folder, dtype).to(self.group.device)
         return deepcopy(model).requires_grad_(False) if self.config.kl and not rank else None
 

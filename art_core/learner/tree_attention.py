@@ -80,17 +80,9 @@ class Block:
 
 
 def attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Implement transformers' attention interface; the queries are the last of the keys' tokens.
 
     ``attention_mask`` encodes a tree: (1, 1, segments, 5) int64, one ``Segment`` per row. With any other mask this is
@@ -132,15 +124,9 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None,
-        scale: float,
-        blocks: list[Block],
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scale: float, blocks: list[Block],
         depths: Tensor,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         q, k, v = _grouped(query, key.shape[1]), key[0].unsqueeze(1), value[0].unsqueeze(1)
         precise = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=precise)

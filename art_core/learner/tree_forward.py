@@ -65,13 +65,9 @@ def tree_logprobs(
 
 
 def tree_outputs(
-    model: torch.nn.Module,
-    tree: TokenTree,
-    *,
-    weighted_only: bool = False,
-    backend: str | None = None,
+    model: torch.nn.Module, tree: TokenTree, *, weighted_only: bool = False, backend: str | None = None,
     max_tokens: int | None = None,
-) -> TreeOutputs:
+) -> TreeOutputs:  # fmt: skip
     """``tree_logprobs`` with entropies, keeping the activations of at most ``max_tokens`` tokens.
 
     The pieces of a larger tree keep only keys and values and are recomputed in the backward pass. If the model is computed

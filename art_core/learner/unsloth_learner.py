@@ -54,12 +54,9 @@ class UnslothLearner(TorchLearner):
     def _load(self) -> PreTrainedModel:
         with unsloth.quiet(), no_progress_bars():
             model, _ = self._unsloth.FastLanguageModel.from_pretrained(
-                self.model_folder,
-                max_seq_length=None,
-                dtype=None if unsloth.has_gpu() else torch.float32,
-                load_in_4bit=self._in_4bit(),
-                use_gradient_checkpointing=unsloth.has_gpu() and "unsloth",
-            )
+                self.model_folder, max_seq_length=None, dtype=None if unsloth.has_gpu() else torch.float32,
+                load_in_4bit=self._in_4bit(), use_gradient_checkpointing=unsloth.has_gpu() and "unsloth",
+            )  # fmt: skip
         return model
 
     def _in_4bit(self) -> bool:
@@ -77,14 +74,9 @@ class UnslothLearner(TorchLearner):
     def _add_adapter(self, model: PreTrainedModel, rank: int) -> PeftModel:
         with unsloth.quiet():
             adapted = self._unsloth.FastLanguageModel.get_peft_model(
-                model,
-                r=rank,
-                lora_alpha=2 * rank,
-                lora_dropout=0.0,
-                target_modules="all-linear",
-                use_gradient_checkpointing=unsloth.has_gpu() and "unsloth",
-                random_state=self.config.seed,
-            )
+                model, r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear",
+                use_gradient_checkpointing=unsloth.has_gpu() and "unsloth", random_state=self.config.seed,
+            )  # fmt: skip
         if unsloth.has_gpu():
             _keep_masks(adapted)
             _use_registered_attention()

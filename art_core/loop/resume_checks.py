@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from art_core import losses
 from art_core.config import LIVE, TrainConfig, shipped_model, weights_hash
 from art_core.errors import ConfigError
 from art_core.loop.display import plural
@@ -178,7 +179,7 @@ def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: 
             f"the learner {kind} was made with {made_with} and the run with {passed}; pass the same to both, or pass the "
             "learner by name"
         )
-    if loss_name != "grpo" and _function(getattr(learner, "loss", None)) is not _function(loss):
+    if loss_name != "grpo" and losses.plain(getattr(learner, "loss", None)) is not losses.plain(loss):
         log.warning("loss=%s does not reach learner=%s(...), which has its own loss", loss_name, kind)
 
 
@@ -191,10 +192,3 @@ def loss_name_of(loss: str | Loss) -> str:
         # Without addresses, which differ between processes.
         return f"{loss_name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"
     return getattr(loss, "__name__", type(loss).__name__)
-
-
-def _function(loss: Any) -> Any:
-    """Return the function inside partials; a learner binds keywords to its loss too."""
-    while isinstance(loss, functools.partial):
-        loss = loss.func
-    return loss

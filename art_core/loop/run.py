@@ -193,7 +193,7 @@ class Run:
         return scored
 
     async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
+        """Take one optimizer step on the ``teachable`` groups, serve the new weights, and return metrics.
 
         Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even
         if no group has contrast. With ``max_staleness``, groups with an older call are left out and counted as
@@ -255,11 +255,11 @@ class Run:
         return metrics
 
     def teachable(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that a step learns from, with the calls of ``train_nodes`` alone: those with contrast in these, or
-        with a teacher all."""
-        flat = losses.needs_teacher(self._setup.loss)
+        """Return the groups that a step learns from, with the calls of ``train_nodes`` alone: those with contrast in these; with
+        the loss ``distill`` all."""
+        all_teach = losses.needs_teacher(self._setup.loss)
         trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
-        return [g for g in trained if (flat or scoring.has_contrast(g)) and any(t.calls for t in g.trajectories)]
+        return [g for g in trained if (all_teach or scoring.has_contrast(g)) and any(t.calls for t in g.trajectories)]
 
     def tree(self, group: Group) -> TokenTree:
         """Return a group with advantages as the token tree that a step trains on: the calls of ``train_nodes``."""

@@ -54,9 +54,14 @@ class Setup:
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
+        needed = losses.needs_teacher(self.loss)
         if config.teacher:
             model_folder(config.teacher)  # refused here if it is missing
-        elif losses.needs_teacher(self.loss):
+            if loss in losses.__dict__ and not (needed or config.kl):
+                raise ConfigError(
+                    f"nothing learns from teacher= with loss={loss!r} and kl=0; pass loss='distill', or kl= above 0"
+                )
+        elif needed:
             raise ConfigError("loss='distill' learns from a teacher; pass teacher=, a model with the same tokenizer")
         if isinstance(executor, str):
             executor = self.plugins.choose("register_executors", executor)(config)

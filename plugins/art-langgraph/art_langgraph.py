@@ -40,7 +40,7 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
 
     ``answer`` receives the value of each ``interrupt(...)`` and returns what to resume with; it may be async. Simultaneous
     interrupts are answered one after another and resumed together. Breakpoints (``interrupt_before``) are resumed without an
-    answer. ``context`` is passed to the graph unchanged; without it, the graph's own with its defaults. A graph with interrupts
+    answer. ``context`` is passed to the graph unchanged; None: its ``context_schema`` with the defaults. A graph with interrupts
     needs a checkpointer; without one, LangGraph raises RuntimeError.
     """
     from langgraph.types import Command

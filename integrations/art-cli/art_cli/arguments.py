@@ -46,14 +46,21 @@ def load_example() -> Any:
 
 @functools.cache
 def load_file(path: Path) -> Any:
-    """Import a .py file once, with its folder on ``sys.path`` and, if that is a package, the folder of the package."""
+    """Import a .py file once, with its folder on ``sys.path``; a file of a package as its module.
+
+    What is around the package, and a folder ``src`` above, are on ``sys.path`` too.
+    """
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
     folder = path.parent.resolve()
     outside = next(it for it in (folder, *folder.parents) if not (it / "__init__.py").exists())
-    for added in (str(outside), str(folder)):
+    sources = [it for it in (folder, *folder.parents) if it.name == "src"]
+    for added in map(str, (*sources[:1], outside, folder)):
         if added not in sys.path:
             sys.path.insert(0, added)
+    if outside != folder:  # its relative imports need the package
+        parts = path.resolve().relative_to(outside).with_suffix("").parts
+        return importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     name = f"art_file_{path.stem}"  # the file may have the name of a package that it imports
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader, path

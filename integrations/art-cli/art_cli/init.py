@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -26,8 +27,8 @@ FILES = {
 GRAPHS = ("langgraph", "langchain", "deepagents")
 LAST_MESSAGE = '''
 def text_of(state):
-    """The graph's last message: what the reward sees as the output."""
-    return state["messages"][-1].text
+    """What the reward sees as the output: the last message, or in a graph without messages all of its state."""
+    return state["messages"][-1].text if "messages" in state else str(state)
 
 '''
 
@@ -55,7 +56,10 @@ class Starter:
     def next_steps(self) -> str:
         """Return a message that says what was written and what to do next."""
         lines = [f"agent: {self.agent} ({self.agent.what})"]
-        lines += [f"wrote {name}" for name in self.written] + [f"kept  {name}, which exists" for name in self.kept]
+        lines += [f"wrote {name}" for name in self.written] + [
+            f"kept  {name}, which exists (if it is for another agent, delete it and run this again)"
+            for name in self.kept
+        ]
         return "\n".join(
             [
                 *lines,
@@ -80,7 +84,7 @@ def write_starter(where: str | None, folder: Path) -> Starter:
             f"{script} exists and doesn't use art; nothing was written: rename it, or pass another folder with --dir"
         )
     agent = _chosen(where, folder)
-    words = _words(agent)
+    words = _words(agent, folder)
     starter = Starter(agent)
     for name, template in FILES.items():
         path = folder / name
@@ -98,9 +102,10 @@ def _chosen(where: str | None, folder: Path) -> FoundAgent:
     found = find_agents(folder)
     if where is not None:
         file, colon, name = where.rpartition(":")
-        if not colon or not (folder / file).is_file():
+        if not colon or not file.endswith(".py") or not name.isidentifier() or not (folder / file).is_file():
             raise ConfigError(f"{where!r} does not name an agent in {folder}; write FILE.py:NAME")
-        return next((it for it in found if str(it) == where), FoundAgent(Path(file), name, 0, "as named"))
+        named = FoundAgent(Path(os.path.relpath(folder / file, folder)), name, 0, "as named")
+        return next((it for it in found if str(it) == str(named)), named)
     if not found:
         raise ConfigError(
             f"no agent was found in the Python files of {folder}; name it: art init FILE.py:NAME, an agent of a framework, "
@@ -112,7 +117,7 @@ def _chosen(where: str | None, folder: Path) -> FoundAgent:
     return found[0]
 
 
-def _words(agent: FoundAgent) -> dict[str, str]:
+def _words(agent: FoundAgent, folder: Path) -> dict[str, str]:
     """Return what the templates' placeholders stand for."""
     parts = list(agent.file.with_suffix("").parts)
     source = parts.pop(0) if parts[0] == "src" and len(parts) > 1 else None
@@ -122,13 +127,18 @@ def _words(agent: FoundAgent) -> dict[str, str]:
         raise ConfigError(
             f"{agent.file} cannot be imported, because a part of its path is not a Python name; rename it"
         )
+    beside = agent.file.parent
+    # A file in a folder that is no package imports those beside it.
+    alone = beside != Path() and not (folder / beside / "__init__.py").exists()
+    paths = [*([source] if source else []), *([beside.as_posix()] if alone else [])]
     graph = agent.what in GRAPHS
     return {
         "agent": str(agent),
         "name": agent.name,
         "module": ".".join(parts),
-        "path_import": "import sys\n" if source else "",
-        "path_line": f'sys.path.insert(0, "{source}")\n' if source else "",
+        "path_import": "import sys\nfrom pathlib import Path\n" if paths else "",
+        "path_line": "".join(f'sys.path.insert(0, str(Path(__file__).parent / "{it}"))\n' for it in paths),
         "output": LAST_MESSAGE if graph else "",
         "to_output": "\n        to_output=text_of," if graph else "",
+        "eval_output": " --to-output train.py:text_of" if graph else "",
     }

@@ -243,6 +243,9 @@ def evaluate(
         ),
     ] = False,
     temperature: Annotated[float | None, typer.Option(help="Overrides the agent's temperature.")] = None,
+    to_output: Annotated[
+        str | None, typer.Option(help="MODULE:NAME of a function of the agent's output; the reward sees its result.")
+    ] = None,
     run_dir: RunDir = None,
     prompts: Prompts = None,
     set_: Settings = None,
@@ -258,6 +261,7 @@ def evaluate(
     settings |= parse_settings(set_ or [], {"reward", "plugins", *settings})
     with nullcontext() if live else _starting_engine(settings.get("engine")):
         loaded = (load_object if live else load_agent)(agent), load_tasks(tasks)
+    settings |= {"to_output": load_object(to_output)} if to_output else {}
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}", "resumes it"):
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
     print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
@@ -309,11 +313,12 @@ def doctor(
 ) -> None:
     """Show what is installed, what is missing and for which plugin, and whether a GPU is usable."""
     from art_cli import doctor as examination
-    from art_cli.agent_calls import show_calls
 
-    if agent:
+    if agent is not None:
+        from art_cli.agent_calls import show_calls
+
         return show_calls(agent, task)
-    if install:
+    if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
     parts = Table("part", Column("state", overflow="fold"), Column(TO_DO, overflow="fold"))

@@ -65,6 +65,18 @@ def repository(folder: Path, **files: str) -> Path:
             "outer = StateGraph(dict)\nouter.add_node('inner', inner)\ngraph = outer.compile(name='g')\nprint(graph.invoke({}))",
             ["app.py:graph"],
         ),
+        (
+            "from agents import Agent, Runner\nagent = Agent[dict](name='a')\nprint(agent)\nRunner.run_sync(agent, 'hi')",
+            ["app.py:agent"],
+        ),
+        (f"{FUNCTION}\n    def main():\n        print(answer(input()))", ["app.py:answer"]),
+        (f"{FUNCTION}\n    def handler(request):\n        return answer(request)", ["app.py:answer"]),
+        ("import subprocess\nimport openai\ndef sh(command):\n    return subprocess.run(command)", []),
+        (
+            "import openai\ndef build(*, model):\n    def agent(task):\n        return openai.chat(task)\n    return agent",
+            [],
+        ),
+        ("x = " + "+".join(["1"] * 20000), []),
         ("import pydantic_ai as p\nhelper = p.Agent('openai:gpt-6-luna')", ["app.py:helper"]),
         (
             "from crewai import Agent, Crew\nwriter = Agent(role='w')\ncrew = Crew(agents=[writer])",
@@ -102,7 +114,10 @@ def test_the_graphs_of_langgraphs_own_configuration_are_the_agents(tmp_path):
     for graph in (path, {"path": path}):
         (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"shop": graph, "js": "./a.ts:graph"}}))
         assert [str(it) for it in find_agents(tmp_path)] == ["src/shop/graph.py:build_agent"]
-    (tmp_path / "langgraph.json").write_text("[]")
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "sales.py").write_text("class SalesAgent: ...")
+    repository(tmp_path, own="from agents.sales import SalesAgent\nagent = SalesAgent()")  # not the OpenAI Agents SDK's
+    (tmp_path / "langgraph.json").write_text('{"graphs": {"a": {"path": null}}}')
     assert len(find_agents(tmp_path)) == 2
 
 
@@ -121,8 +136,9 @@ def test_without_an_agent_and_with_several_nothing_is_written(tmp_path):
         ConfigError, match=r"2 agents were found(.|\n)*art init two\.py:build_agent +# line 6: langchain"
     ):
         write_starter(None, tmp_path)
-    with pytest.raises(ConfigError, match=r"'three\.py:agent' does not name an agent"):
-        write_starter("three.py:agent", tmp_path)
+    for wrong in ("three.py:agent", "one.py:", "one.py", "README.md:agent"):
+        with pytest.raises(ConfigError, match=f"'{wrong}' does not name an agent"):
+            write_starter(wrong, tmp_path)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["one.py", "two.py"]
 
 
@@ -162,9 +178,15 @@ def test_the_skill_is_one_that_coding_agents_load_and_its_commands_exist(tmp_pat
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("where", "code"), [("src__shop__answers", FUNCTION), ("graph", GRAPH)])
-def test_what_is_written_trains_the_agent_as_it_is(tmp_path, where, code):
-    repository(tmp_path, **{where: code})
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        ("src__shop__answers", f"    from shop.words import WORDS{FUNCTION}"),
+        ("backend__graph", f"    from words import WORDS{GRAPH}"),
+    ],
+)
+def test_a_dry_run_of_what_is_written_rolls_out_the_agent_as_it_is(tmp_path, where, code):
+    repository(tmp_path, **{where: code, f"{where.rpartition('__')[0]}__words": "WORDS = 1"})
     starter = write_starter(None, tmp_path)
     ast.parse((tmp_path / "train.py").read_text())
     env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
@@ -173,3 +195,28 @@ def test_what_is_written_trains_the_agent_as_it_is(tmp_path, where, code):
     assert done.returncode == 0, done.stderr
     assert "dry run: one group\ncalls: 8\n" in done.stderr and "errors: []" in done.stderr
     assert f"art doctor --agent {starter.agent}" in starter.next_steps()
+    found = "import sys; from art_cli.arguments import load_agent; print(load_agent(sys.argv[1]))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", found, str(starter.agent)], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert starter.agent.name in loaded.stdout, loaded.stderr
+
+
+def loaded(folder, where):
+    """Return what ``where`` names, as a process in that folder prints it."""
+    code = f"from art_cli.arguments import load_agent; print(load_agent({where!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("package", [True, False])
+def test_an_agents_file_may_import_its_package_by_its_name(tmp_path, package):
+    agent = ["from shop.words import WORDS", "def agent(task): ..."]
+    if package:
+        agent.insert(0, "from .words import WORDS as THE_SAME")
+    repository(tmp_path, src__shop__words="WORDS = 1", src__shop__app="\n".join(agent))
+    if package:
+        (tmp_path / "src" / "shop" / "__init__.py").touch()
+    assert "function agent" in loaded(tmp_path, "src/shop/app.py:agent")

@@ -60,6 +60,11 @@ class LearnerProcess:
         else:
             group = Alone()
         folder, config, loss = job
+        if config.teacher and Path(config.teacher).is_absolute() and not Path(config.teacher).is_dir():
+            raise ConfigError(
+                f"the node {ray.util.get_node_ip_address()} has no folder {config.teacher}; put the teacher there or on a disk "
+                "that all nodes share, or pass its name on the hub"
+            )
         self._received = Path(tempfile.mkdtemp(prefix="art-ray-"))
         self._learner = TorchLearner(_weights_here(folder, config), config, loss, group)
         return self._learner.version

@@ -228,7 +228,7 @@ class Listener(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize(("schema", "seen"), [(Speaker, "Dutch"), (Listener, "None")])
-async def test_a_graph_that_is_given_no_context_has_the_defaults_of_its_own(stub, schema, seen):
+async def test_without_a_context_a_graph_gets_its_schemas_defaults_or_none(stub, schema, seen):
     def tell(state: Topics, runtime: Runtime) -> dict[str, Any]:
         return {"topic": str(getattr(runtime.context, "language", runtime.context))}
 
