@@ -135,7 +135,7 @@ class Training:
         screen.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
         scored = await score_rest(groups, lambda rest: run.score(rest, self.reward), config.advantage)
         for reason in why_unscored(scored):
-            self.screen.say_once(f"rollouts could not be scored: {reason}; such rollouts are not trained")
+            self.screen.say_once(f"rollouts could not be scored: {reason}; without a reward a rollout has no advantage")
         return scored
 
     def _stop(self, since: int) -> stopping.Stop | None:
