@@ -28,6 +28,16 @@ UPSTREAM = [
     )
 ]
 """The quick ones of a file that waits for servers to be late."""
+DISTILLATION = [
+    f"test_distillation.py::test_{name}"
+    for name in (
+        "a_token_is_worth_what_the_teacher_gives_it_above_the_student_and_its_reward",
+        "the_expected_gradient_is_that_of_the_reverse_divergence",
+        "a_teacher_with_other_tokens_is_refused",
+        "only_distillation_needs_a_teacher",
+    )
+]
+"""Those of the loss itself."""
 STAMPED = [
     f"test_serving_commands.py::test_{name}"
     for name in (
@@ -66,7 +76,7 @@ PROCESS = [
 ]
 """The ones that need no torch and never wait many seconds for a process to end."""
 TESTS = {
-    "losses": ["test_losses.py"],
+    "losses": ["test_losses.py", *DISTILLATION],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
     "serving/proxy": ["test_serving_commands.py", *PROCESS],

@@ -50,15 +50,19 @@ def inputs_of(logprobs, reference, **fields):
     return LossInputs(**(values | fields))
 
 
-def test_a_token_is_worth_what_the_teacher_gives_it_above_the_student_and_its_reward():
-    old = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
-    new = (old + torch.tensor([0.0, 0.5, -0.1], dtype=torch.float64)).requires_grad_()
-    reference = old + torch.tensor([1.0, 2.0, -4.0], dtype=torch.float64)
-    rows = {"old_logprobs": old, "advantages": torch.tensor([10.0, 10.0, -10.0]), "trajectory": torch.tensor([0, 0, 1])}
-    loss = distill(inputs_of(new, reference, **rows), reward_weight=0.1).loss
-    # The second token's ratio, exp(0.5), is clipped at 1.2.
-    gains = [1.0 * (1 + 1), 1.2 * (2 + 1), math.exp(-0.1) * (-4 - 1)]
-    assert loss.item() == pytest.approx(-((gains[0] + gains[1]) / 2 + gains[2]) / 2)
+@pytest.mark.parametrize(("settings", "weight", "kl"), [({}, 0.0, 0.0), ({"reward_weight": 0.1, "kl": 0.3}, 0.1, 0.3)])
+def test_a_token_is_worth_what_the_teacher_gives_it_above_the_student_and_its_reward(settings, weight, kl):
+    change, above = [0.0, 0.5, -0.1, -0.7], [1.0, 2.0, -4.0, -1.0]
+    old = torch.tensor([-1.0, -2.0, -3.0, -2.0], dtype=torch.float64)
+    new, reference = old + torch.tensor(change, dtype=torch.float64), old + torch.tensor(above, dtype=torch.float64)
+    rewards = [10.0, 10.0, -10.0, -10.0]
+    rows = {"old_logprobs": old, "advantages": torch.tensor(rewards), "trajectory": torch.tensor([0, 0, 1, 1])}
+    loss = distill(inputs_of(new, reference, **rows), **settings).loss
+    ratios = [1.0, 1.2, math.exp(-0.1), 0.8]  # exp(0.5) and exp(-0.7) are clipped
+    worth = [it + weight * reward for it, reward in zip(above, rewards, strict=True)]
+    apart = [it - moved for it, moved in zip(above, change, strict=True)]
+    gains = [ratio * it - kl * (math.exp(d) - d - 1) for ratio, it, d in zip(ratios, worth, apart, strict=True)]
+    assert loss.item() == pytest.approx(-sum(gains) / 4)
 
 
 @pytest.mark.parametrize("proximal", [False, True])
