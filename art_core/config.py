@@ -226,8 +226,8 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
         )
     if config.max_kl is not None and (config.teacher or not config.kl):
         raise ConfigError(
-            f"max_kl={config.max_kl}: the divergence from the start weights is measured if kl= is above 0 and there is no "
-            "teacher=; pass a small kl=, such as 1e-4, and no teacher=, or drop max_kl="
+            f"max_kl={config.max_kl}: the divergence from the start weights is measured if kl= is above 0 and teacher= is unset; "
+            "pass a small kl=, such as 1e-4, and no teacher=, or drop max_kl="
         )
     if config.tracker_timeout is None:
         raise ConfigError("tracker_timeout=None would let a tracker keep a run from ending; pass a number of seconds")

@@ -15,10 +15,9 @@ Every loss is ``L = - sum over targets of share (c gain - kl D)``. The docstring
 Normalization. A target's share depends on its weight w, the sum n of its trajectory's weights, the sum W of the step's
 weights (``step_weight``), and the number N of the step's trajectories with trained targets (``step_trajectories``)::
 
-    grpo, gspo,    w / (n N)           the mean over each trajectory's targets, then over the trajectories
-    distill
-    dapo, cispo    w / W               the mean over all targets of the step
-    dr_grpo        w / (max_tokens N)  the sum over each trajectory's targets / max_tokens, then the mean over trajectories
+    grpo, gspo, distill  w / (n N)           the mean over each trajectory's targets, then over the trajectories
+    dapo, cispo          w / W               the mean over all targets of the step
+    dr_grpo              w / (max_tokens N)  the sum over each trajectory's targets / max_tokens, then the mean over trajectories
 
 None of these depends on calls, branches or rows, so a trajectory weighs the same however its tokens are split. Given the
 step's totals, the losses of a step's parts add up to the loss of the step. A part must consist of whole trajectories, except

@@ -255,8 +255,7 @@ class Run:
         return metrics
 
     def teachable(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that a step learns from, with the calls of ``train_nodes`` alone: those with contrast in these; with
-        the loss ``distill`` all."""
+        """Return the groups that a step learns from, with the calls of ``train_nodes`` alone: all, or those with contrast."""
         all_teach = losses.needs_teacher(self._setup.loss)
         trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
         return [g for g in trained if (all_teach or scoring.has_contrast(g)) and any(t.calls for t in g.trajectories)]

@@ -54,15 +54,7 @@ class Setup:
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
-        needed = losses.needs_teacher(self.loss)
-        if config.teacher:
-            model_folder(config.teacher)  # refused here if it is missing
-            if loss in losses.__dict__ and not (needed or config.kl):
-                raise ConfigError(
-                    f"nothing learns from teacher= with loss={loss!r} and kl=0; pass loss='distill', or kl= above 0"
-                )
-        elif needed:
-            raise ConfigError("loss='distill' learns from a teacher; pass teacher=, a model with the same tokenizer")
+        _check_teacher(config, loss, losses.needs_teacher(self.loss))
         if isinstance(executor, str):
             executor = self.plugins.choose("register_executors", executor)(config)
         self.executor = executor
@@ -94,3 +86,13 @@ class Setup:
             return self.learner
         factory: Callable[..., Learner] = self.plugins.choose("register_learners", self.learner)
         return factory(self.model_folder, self.config, self.loss)
+
+
+def _check_teacher(config: TrainConfig, loss: str | Loss, needed: bool) -> None:
+    """Refuse a teacher that is missing or that nothing learns from. Other people's losses may read its logprobs."""
+    if config.teacher:
+        model_folder(config.teacher)
+        if loss in losses.__dict__ and not (needed or config.kl):
+            raise ConfigError(f"nothing learns from teacher= with loss={loss!r} and kl=0; pass loss='distill' or kl=")
+    elif needed:
+        raise ConfigError("loss='distill' learns from a teacher; pass teacher=, a model with the same tokenizer")

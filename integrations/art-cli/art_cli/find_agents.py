@@ -126,14 +126,10 @@ class _Module:
         """Yield the module's variables that are agents, without the parts of other agents."""
         made = {}
         for node in body:
-            target = (
-                node.targets[0]
-                if isinstance(node, ast.Assign)
-                else node.target
-                if isinstance(node, ast.AnnAssign)
-                else None
-            )
-            if isinstance(target, ast.Name) and (package := self._maker(getattr(node, "value", None))):
+            if not isinstance(node, ast.Assign | ast.AnnAssign):
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and (package := self._maker(node.value)):
                 made[target.id] = node, package
         parts = {part.id for node, _ in made.values() for part in ast.walk(node.value) if isinstance(part, ast.Name)}
         # As in builder.add_node("search", graph).

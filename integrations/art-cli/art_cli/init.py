@@ -128,7 +128,7 @@ def _words(agent: FoundAgent, folder: Path) -> dict[str, str]:
             f"{agent.file} cannot be imported, because a part of its path is not a Python name; rename it"
         )
     beside = agent.file.parent
-    # A file in a folder that is no package imports those beside it.
+    # Outside a package, Python files import their neighbours by plain names.
     alone = beside != Path() and not (folder / beside / "__init__.py").exists()
     paths = [*([source] if source else []), *([beside.as_posix()] if alone else [])]
     graph = agent.what in GRAPHS

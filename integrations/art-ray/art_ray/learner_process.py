@@ -60,11 +60,8 @@ class LearnerProcess:
         else:
             group = Alone()
         folder, config, loss = job
-        if config.teacher and Path(config.teacher).is_absolute() and not Path(config.teacher).is_dir():
-            raise ConfigError(
-                f"the node {ray.util.get_node_ip_address()} has no folder {config.teacher}; put the teacher there or on a disk "
-                "that all nodes share, or pass its name on the hub"
-            )
+        if config.teacher:
+            _check_here(config.teacher, "teacher")
         self._received = Path(tempfile.mkdtemp(prefix="art-ray-"))
         self._learner = TorchLearner(_weights_here(folder, config), config, loss, group)
         return self._learner.version
@@ -114,9 +111,13 @@ def _weights_here(folder: str, config: TrainConfig) -> str:
     """Return the start weights' folder or hub name on this machine. Raises ConfigError if the folder is missing here."""
     if config.model == "tiny":
         return model_folder("tiny")
+    _check_here(folder, "model")
+    return folder
+
+
+def _check_here(folder: str, what: str) -> None:
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ConfigError(
-            f"node {ray.util.get_node_ip_address()} has no folder {folder}: put the model there, on a disk that all nodes "
+            f"node {ray.util.get_node_ip_address()} has no folder {folder}: put the {what} there, on a disk that all nodes "
             "share, or pass its hub name"
         )
-    return folder
