@@ -89,8 +89,9 @@ class Machine:
         return group(0, prompt, answer, self.vocabulary)[0]
 
     def clear(self) -> None:
-        gc.collect()
+        """Give back the memory of the GPU that nothing uses any more."""
         if self.device.type == "cuda":
+            gc.collect()
             self.torch.cuda.empty_cache()
 
     def timed(self, work: Callable[[], None]) -> tuple[float, float | None]:
