@@ -106,9 +106,9 @@ class TrainConfig:
     """Coefficient of the KL term towards the teacher, or without one towards the start weights; 0: no such term."""
     teacher: str | None = None
     """A model folder or a Hugging Face name, with the model's tokenizer, for ``loss="distill"`` and ``kl``."""
-    advantage: str = one_of("mean_std", "mean", "leave_one_out", default="mean_std")
+    advantage: str = one_of("mean_std", "mean", "leave_one_out", "branch", default="mean_std")
     """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean; ``leave_one_out``: reward - mean of the
-    others."""
+    others; ``branch``: each call's, against the rollouts that shared its context."""
     importance_cap: float | None = at_least(1, None)
     """Truncates each target's ratio of the learner's probability, before the update, to the engine's (2 is usual); None:
     the loss itself compares the new weights with the engine's logprobs."""

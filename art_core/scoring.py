@@ -20,7 +20,7 @@ from art_core.redaction import without_keys
 from art_core.runtime.deadlines import TooLate, interrupted, within
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
-ADVANTAGES = ("mean_std", "mean", "leave_one_out")
+ADVANTAGES = ("mean_std", "mean", "leave_one_out", "branch")
 CONTRAST = 1e-8
 """Rewards that differ by less count as equal: sums of floats in another order differ by about 1e-16."""
 NO_REASON = "the reward does not say why"
@@ -162,20 +162,47 @@ def advantages(group: Group, how: str = "mean_std") -> Group:
     - ``"mean"``: reward - mean (Dr. GRPO, arXiv 2503.20783)
     - ``"leave_one_out"``: reward - mean of the other n - 1 rewards, that is (reward - mean) n / (n - 1) (RLOO, arXiv
       2402.14740): the baseline doesn't depend on the rollout itself
+    - ``"branch"``: ``"mean_std"``, but each call is compared with the rollouts that made it from the same context
 
-    Unscored trajectories get 0, and so do all if the rewards are equal. If calls have rewards of their own,
-    ``call_advantages`` are set: such a reward is compared in the same way with those of the group's rewarded calls of the
-    same agent name, and the other calls take their trajectory's advantage. Raises ConfigError for another ``how``.
+    Unscored trajectories get 0, and so do all if the rewards are equal. ``call_advantages`` are set for ``"branch"``, and if
+    calls have rewards of their own: such a reward is compared in the same way with those of the group's rewarded calls of
+    the same agent name; the other calls have that of their context or trajectory. Raises ConfigError for another ``how``.
     """
     if how not in ADVANTAGES:
-        raise ConfigError(f"advantage must be 'mean_std', 'mean' or 'leave_one_out', got {how!r}")
+        raise ConfigError(f"advantage must be one of {', '.join(ADVANTAGES)}, got {how!r}")
     relative = _relative([t.reward for t in group.trajectories], how)
     by_agent = {agent: iter(_relative(rewards, how)) for agent, rewards in _call_rewards(group).items()}
+    alike = [[it] * len(t.calls) for it, t in zip(relative, group.trajectories, strict=True)]
     by_call = tuple(
-        tuple(advantage if call.reward is None else next(by_agent[call.agent]) for call in trajectory.calls)
-        for trajectory, advantage in zip(group.trajectories, relative, strict=True)
+        tuple(
+            it if call.reward is None else next(by_agent[call.agent]) for it, call in zip(found, t.calls, strict=True)
+        )
+        for found, t in zip(_by_context(group, relative) if how == "branch" else alike, group.trajectories, strict=True)
     )
-    return replace(group, advantages=relative, call_advantages=by_call if by_agent else ())
+    return replace(group, advantages=relative, call_advantages=by_call if by_agent or how == "branch" else ())
+
+
+def _by_context(group: Group, relative: Sequence[float]) -> list[list[float]]:
+    """Return the advantage of each trajectory's calls over what its group's others got from the same contexts.
+
+    ``relative`` are the trajectories' own advantages. A call's context is the prompt and the agent name. The expected value v
+    at a context that m other trajectories reach is (their sum + the v before) / (m + 1), from the first v on, the others' mean.
+    So a context that nobody shares keeps the v of the one before, and v never depends on what the trajectory did afterwards.
+    The advantage is (relative - v) (n - 1) / n, for n scored trajectories: that is ``relative`` while all share the context.
+    """
+    scored = [place for place, t in enumerate(group.trajectories) if t.reward is not None]
+    reached: dict[tuple[str | None, tuple[int, ...]], set[int]] = {}
+    for place in scored:
+        for call in group.trajectories[place].calls:
+            reached.setdefault((call.agent, call.prompt_ids), set()).add(place)
+    found = [[0.0] * len(t.calls) for t in group.trajectories]
+    for place in scored if any(relative) else ():
+        expected = -relative[place] / (len(scored) - 1)  # because all add up to 0
+        for index, call in enumerate(group.trajectories[place].calls):
+            others = reached[call.agent, call.prompt_ids] - {place}
+            expected = (sum(relative[other] for other in others) + expected) / (len(others) + 1)
+            found[place][index] = (relative[place] - expected) * (len(scored) - 1) / len(scored)
+    return found
 
 
 def _relative(rewards: Sequence[float | None], how: str) -> tuple[float, ...]:
@@ -184,11 +211,8 @@ def _relative(rewards: Sequence[float | None], how: str) -> tuple[float, ...]:
     if not known or max(known) - min(known) <= CONTRAST:
         return (0.0,) * len(rewards)
     mean, count = sum(known) / len(known), len(known)
-    scale = {
-        "mean_std": float(np.std(known, ddof=1)) + 1e-4,
-        "mean": 1.0,
-        "leave_one_out": (count - 1) / count,
-    }[how]
+    deviation = float(np.std(known, ddof=1)) + 1e-4
+    scale = {"mean_std": deviation, "branch": deviation, "mean": 1.0, "leave_one_out": (count - 1) / count}[how]
     return tuple(0.0 if reward is None else (reward - mean) / scale for reward in rewards)
 
 

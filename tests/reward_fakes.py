@@ -83,10 +83,13 @@ def told_display():
     return told, Display(console=Console(file=told, width=500))
 
 
+ONE_BY_ONE = {"max_concurrent": 1, "max_concurrent_scores": 1}
+"""Settings with which all that came before has finished, and is stored, when something begins."""
+
+
 async def cancelled_at(event, coroutine):
-    """Cancel a call once the event is set and everything else that it started has finished."""
+    """Cancel a call once the event is set."""
     task = asyncio.create_task(coroutine)
     await event.wait()
-    await asyncio.sleep(0.3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -378,7 +378,7 @@ def test_different_rewards_are_contrast():
 
 
 def test_an_unknown_kind_of_advantage_is_refused():
-    with pytest.raises(ConfigError, match="must be .mean_std., .mean. or .leave_one_out."):
+    with pytest.raises(ConfigError, match="must be one of mean_std, mean, leave_one_out, branch, got .median."):
         advantages(make_group(0.0, 1.0), "median")
 
 

@@ -27,6 +27,9 @@ class Upstream:
     def __init__(self):
         self.faults = deque()
         self.delay = 0.0
+        self.may_answer = asyncio.Event()
+        """Cleared by tests that need requests in flight; then nothing is answered until it is set."""
+        self.may_answer.set()
         self.requests = []
         self.paths = []
         self.open = 0
@@ -95,6 +98,7 @@ class Upstream:
             return self.send(writer, 200, "<html>")
         if fault == "no shape":
             return self.send(writer, 200, json.dumps({"prompt_token_ids": [1], "choices": ["text"]}))
+        await self.may_answer.wait()
         if self.delay:
             await asyncio.sleep(self.delay)
         if request.get("stream"):

@@ -140,19 +140,20 @@ def test_an_upstream_that_names_a_pause_gets_it():
 
 @pytest.mark.system
 async def test_calls_beyond_the_limit_wait_and_beyond_the_queue_are_told_to_come_back(start, upstream, until):
-    upstream.delay = 0.2
+    upstream.may_answer.clear()
     async with start(limits=Limits(calls=2, waiting=3)) as desk:
         asked = [asyncio.create_task(desk.ask(f"r{number}", "hello")) for number in range(5)]
         await until(lambda: desk.gateway.gate.waiting == 3)
         assert upstream.open <= 2
         status, answer, headers = await desk.ask("late", "hello")
         assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "too_many_calls", "1")
+        upstream.may_answer.set()
         assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 5
         assert desk.gateway.status()["calls"] == 5
 
 
 async def test_a_client_that_leaves_the_queue_frees_its_place(start, upstream, until):
-    upstream.delay = 0.2
+    upstream.may_answer.clear()
     async with start(limits=Limits(calls=1, waiting=1)) as desk:
         first = asyncio.create_task(desk.ask("r1", "hello"))
         await until(lambda: desk.gateway.gate.inside == 1)
@@ -161,6 +162,7 @@ async def test_a_client_that_leaves_the_queue_frees_its_place(start, upstream, u
         second.cancel()
         await until(lambda: desk.gateway.gate.waiting == 0)
         third = asyncio.create_task(desk.ask("r3", "hello"))
+        upstream.may_answer.set()
         assert [(await task)[0] for task in (first, third)] == [200, 200]
     assert [request["messages"][0]["content"] for request in upstream.requests] == ["hello"] * 2
 
@@ -168,11 +170,15 @@ async def test_a_client_that_leaves_the_queue_frees_its_place(start, upstream, u
 @pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_pause_waits_for_calls_in_flight_and_holds_new_ones_until_resumed(start, upstream, until, stream):
-    upstream.delay = 0.05
+    upstream.may_answer.clear()
     async with start() as desk:
         before = asyncio.create_task(desk.ask("r1", "before", stream=stream))
         await until(lambda: upstream.open == 1)
-        status, answer = await desk.order("POST", "/pause")
+        pausing = asyncio.create_task(desk.order("POST", "/pause"))
+        await asyncio.sleep(0.05)
+        assert not pausing.done()
+        upstream.may_answer.set()
+        status, answer = await pausing
         assert (status, answer["paused"], answer["in_flight"], upstream.open) == (200, True, 0, 0)
         after = asyncio.create_task(desk.ask("r1", "after", stream=stream))
         await until(lambda: desk.gateway.gate.waiting == 1)

@@ -28,7 +28,7 @@ async def started(upstream, folder, *options):
 @pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_lets_the_calls_in_flight_end_and_loses_nothing(upstream, until, tmp_path, number):
-    upstream.delay = 0.5
+    upstream.may_answer.clear()
     process, line, address = await started(upstream, tmp_path)
     assert upstream.url in line and str(tmp_path) in line and "curl http://127.0.0.1" in line
 
@@ -42,6 +42,8 @@ async def test_a_signal_lets_the_calls_in_flight_end_and_loses_nothing(upstream,
         asked = [asyncio.create_task(ask(f"r{number}")) for number in range(8)]
         await until(lambda: upstream.open == 8)
         process.send_signal(number)
+        assert b"waiting for 8 calls" in await process.stderr.readline()
+        upstream.may_answer.set()
         assert {status for status, _ in await asyncio.gather(*asked)} == {200}
     said = (await process.communicate())[1].decode()
     assert process.returncode == 0, said

@@ -297,12 +297,13 @@ async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_th
 async def test_calls_in_flight_while_the_disk_fills_are_refused_and_kept_as_aborted(start, upstream, until, full):
     async with start() as desk:
         assert (await desk.ask("known", "one"))[0] == 200
-        upstream.delay = 0.3
+        upstream.may_answer.clear()
         asking = [asyncio.create_task(desk.ask(rollout_id, "two")) for rollout_id in ("known", "new")]
         await until(lambda: upstream.open == 2)
         full.append(True)
         desk.store.set_meta("key", "value")
         await until(lambda: desk.store.is_behind(10**9))
+        upstream.may_answer.set()
         assert [status for status, *_ in await asyncio.gather(*asking)] == [503, 503]
         assert (await desk.ask("new", "three"))[0] == 503
         full.clear()

@@ -10,7 +10,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ class _Search:
         self.run, self.agent, self.reward, self.screen = run, agent, reward, screen
         self._loop = loop
         self._stop = threading.Event()
-        self._rolling: Future[list[Trajectory]] | None = None
+        self._rolling: asyncio.Task[Any] | None = None
         self.components: dict[str, Component] = {}
         self._collected: dict[str, int] = {}
         """Key -> number of rollouts."""
@@ -244,9 +244,10 @@ class _Search:
             if not thread.done():
                 if reflector.asking:
                     self.screen.say(f"waiting for the answer of {reflector.name}, which is stored")
-                if self._rolling is not None:
-                    self._rolling.cancel()
-                await asyncio.wait({thread})
+                rolling = {self._rolling} if self._rolling else set()
+                for task in rolling:
+                    task.cancel()
+                await asyncio.wait({thread, *rolling})
                 if not thread.cancelled():
                     thread.exception()  # retrieved, so that asyncio doesn't log it
 
@@ -276,13 +277,15 @@ class _Search:
 
         if self._stop.is_set():
             raise CancelledError
-        self._rolling = asyncio.run_coroutine_threadsafe(self._rolled(batch, candidate), self._loop)
-        rolled = self._rolling.result()
+        rolled = asyncio.run_coroutine_threadsafe(self._rolled(batch, candidate), self._loop).result()
         scores = [FAILED if t.reward is None else t.reward for t in rolled]
         return EvaluationBatch([t.output for t in rolled], scores, rolled if capture_traces else None)
 
     async def _rolled(self, tasks: Sequence[Any], candidate: Mapping[str, str]) -> list[Trajectory]:
         """Return a rollout of each task. If all of them fail, the candidate is bad, and the search continues."""
+        if self._stop.is_set():  # it ended before this began
+            raise CancelledError
+        self._rolling = asyncio.current_task()
         try:
             return [group.trajectories[0] for group in await self._groups(tasks, candidate)]
         except (RewardError, CaptureError) as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,30 +117,28 @@ def tokens(
 
 
 def call_advantages(view: StoreView, rollout: RolloutRow, count: int) -> list[float | None]:
-    """Return the advantage of each of ``count`` calls: the trajectory's, or the call's if calls of the group have rewards."""
+    """Return the advantage of each of ``count`` calls: the trajectory's, unless the calls of its group have their own."""
     of_trajectory: list[float | None] = [rollout.stored.advantage] * count
     rollout_id, group = rollout.stored.rollout_id, rollout.stored.group
-    if group is None or all(reward is None for _, reward in view.call_rewards([rollout_id])[rollout_id]):
+    how = (view.meta("config") or {}).get("advantage", "mean_std")
+    rewarded = any(reward is not None for _, reward in view.call_rewards([rollout_id])[rollout_id])
+    if group is None or not (rewarded or how == "branch"):
         return of_trajectory
     _, members = view.rollouts(RolloutFilter(group=group), limit=MAX_GROUP, offset=0, newest_first=False)
     counted = [member.stored for member in members if member.scored and state_of(member) != "lost"]
     ids = [stored.rollout_id for stored in counted]
     if rollout_id not in ids:
         return of_trajectory
-    rewards = view.call_rewards(ids)
-    trajectories = tuple(
-        Trajectory(
-            task=None, reward=stored.reward, calls=tuple(_rewarded(*each) for each in rewards[stored.rollout_id])
-        )
-        for stored in counted
-    )
-    how = (view.meta("config") or {}).get("advantage", "mean_std")
+    calls = {each: view.calls(each) for each in ids} if how == "branch" else _rewarded(view.call_rewards(ids))
+    trajectories = tuple(Trajectory(task=None, reward=it.reward, calls=calls[it.rollout_id]) for it in counted)
     scored = advantages(Group(task=None, trajectories=trajectories), how)
     return list(scored.call_advantages[ids.index(rollout_id)]) if scored.call_advantages else of_trajectory
 
 
-def _rewarded(agent: str | None, reward: float | None) -> Call:
-    return Call(prompt_ids=(0,), sampled_ids=(), logprobs=(), agent=agent, reward=reward)
+def _rewarded(rewards: Mapping[str, Sequence[tuple[str | None, float | None]]]) -> dict[str, tuple[Call, ...]]:
+    """Return calls with nothing but these agents and rewards, by rollout: reading their tokens would take long."""
+    bare = functools.partial(Call, prompt_ids=(0,), sampled_ids=(), logprobs=())
+    return {name: tuple(bare(agent=agent, reward=reward) for agent, reward in found) for name, found in rewards.items()}
 
 
 def _notes(notes: dict[str, Any]) -> dict[str, str]:

@@ -154,13 +154,16 @@ async def test_a_call_that_begins_otherwise_branches_where_it_does(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["mean", "mean_std", "leave_one_out"])
-async def test_calls_with_rewards_of_their_own_tell_the_advantages_that_were_trained(tmp_path, how):
+@pytest.mark.parametrize("how", ["mean", "mean_std", "leave_one_out", "branch"])
+async def test_calls_with_advantages_of_their_own_tell_the_advantages_that_were_trained(tmp_path, how):
     rewards, own = [1.0, 0.0, 0.5], [[0.3, None], [0.9, 0.1], [None, None]]
     runs = [
         art.Trajectory(
             task="t", reward=reward, rollout_id=f"r{number}",
-            calls=tuple(call((1,), (2,), agent=f"n{at}", reward=it, request_id=str(at)) for at, it in enumerate(of)),
+            calls=tuple(
+                call((1, number % 2)[: at + 1], (2,), agent=f"n{at}", reward=it, request_id=str(at))
+                for at, it in enumerate(of)
+            ),
         )
         for number, (reward, of) in enumerate(zip(rewards, own, strict=True))
     ]  # fmt: skip
