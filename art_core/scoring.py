@@ -173,11 +173,10 @@ def advantages(group: Group, how: str = "mean_std") -> Group:
     relative = _relative([t.reward for t in group.trajectories], how)
     by_agent = {agent: iter(_relative(rewards, how)) for agent, rewards in _call_rewards(group).items()}
     alike = [[it] * len(t.calls) for it, t in zip(relative, group.trajectories, strict=True)]
+    compared = _by_context(group, relative) if how == "branch" else alike
     by_call = tuple(
-        tuple(
-            it if call.reward is None else next(by_agent[call.agent]) for it, call in zip(found, t.calls, strict=True)
-        )
-        for found, t in zip(_by_context(group, relative) if how == "branch" else alike, group.trajectories, strict=True)
+        tuple(it if call.reward is None else next(by_agent[call.agent]) for it, call in zip(row, t.calls, strict=True))
+        for row, t in zip(compared, group.trajectories, strict=True)
     )
     return replace(group, advantages=relative, call_advantages=by_call if by_agent or how == "branch" else ())
 

@@ -21,10 +21,10 @@ import art_core as art
 from art_core.types import Trajectory
 from bench.tables import table
 from examples.email_search import train as email_search
-from examples.game_2048.agent import Game2048Agent, play
-from examples.game_2048.evaluate import MODEL, mean_and_margin, measure, player
+from examples.game_2048 import train as game_2048
+from examples.game_2048.evaluate import mean_and_margin, measure, player
 from examples.game_2048.rules import as_board
-from examples.game_2048.tasks import move_reward, training_positions
+from examples.game_2048.tasks import move_reward
 from examples.multi_agent import train as multi_agent
 
 WAYS = ("mean_std", "branch")
@@ -57,17 +57,9 @@ def team(options: argparse.Namespace, **settings: Any) -> list[float]:
     return successes(multi_agent.run("run", eval_tasks=options.tasks, learning_rate=1e-3, **settings))
 
 
-def games(options: argparse.Namespace, seed: int, **settings: Any) -> list[float]:
-    """Train the player of 2048 on the mean worth of a rollout's 16 moves, with the settings of its example."""
-    agent = Game2048Agent(str(MODEL), strategy="deep_learning")
-
-    async def play_on(task: dict[str, Any]) -> dict[str, Any]:
-        return await play(agent, **task)
-
-    result = art.train_sync(
-        play_on, training_positions(320, seed), model=str(MODEL), reward=one_for_all_moves, seed=seed, tasks_per_step=8,
-        group_size=4, learning_rate=1e-3, **settings,
-    )  # fmt: skip
+def games(options: argparse.Namespace, **settings: Any) -> list[float]:
+    """Train the player of 2048 on the mean worth of a rollout's 16 moves."""
+    result = game_2048.run(reward=one_for_all_moves, **settings)
     return [worth_of_moves(it) for it in asyncio.run(measure(player(str(result.run_dir)), GAMES, most_moves=MOVES))]
 
 

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import art_core as art
 from bench.tables import table
-from examples.email_search.agent import build_agent
-from examples.email_search.reward import reward
-from examples.email_search.tasks import held_out_tasks, training_tasks
+from examples.email_search.train import run
 
 SHARE = 0.9
 """Of the teacher's held-out success."""
@@ -37,10 +33,15 @@ def train(options: argparse.Namespace, folder: str, seed: int, steps: int, **set
     """Train unless a run with these settings has finished; return its folder."""
     run_dir = options.out / "-".join([folder, str(steps), *(f"{value:g}" for value in map(settings.get, SIZES))])
     if not (run_dir / "report.json").is_file():
-        art.train_sync(
-            build_agent(), training_tasks(240, seed), model="tiny", reward=reward, steps=steps, seed=seed, run_dir=run_dir,
-            keep_checkpoints=1, eval_tasks=held_out_tasks(options.tasks), eval_temperatures=(1.0,), **settings,
-        )  # fmt: skip
+        run(
+            steps,
+            seed,
+            run_dir=run_dir,
+            eval_tasks=options.tasks,
+            eval_temperatures=(1.0,),
+            keep_checkpoints=1,
+            **settings,
+        )
     return run_dir
 
 
@@ -52,7 +53,6 @@ def curve(run_dir: Path) -> dict[int, float]:
 
 def main(options: argparse.Namespace) -> None:
     """Train and print."""
-    os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     taught = train(options, "teacher", options.teacher_seed, options.steps, **GRPO)
     teacher, success = max((taught / "checkpoints").glob("step-*")), curve(taught)[options.steps]
     wanted = SHARE * success

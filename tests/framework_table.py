@@ -119,12 +119,12 @@ def agents_of(asynchronous: Make, blocking: Make | None, streaming: Make) -> dic
 async def check_programs(agents: dict[str, Make], **checked: Any) -> AdapterReport:
     """Do what ``check_adapter`` does, for agents that start a program for each rollout.
 
-    Eight of the async kind run at once, and three of each other, because a program takes a second of CPU to start.
+    Eight run at once where it matters most; of the other kinds four, because each program takes a second of CPU to start.
     """
-    many = {"async": agents["async"]}
+    many = {kind: make for kind, make in agents.items() if kind in ("async", "stream", "tools")}
     few = {kind: make for kind, make in agents.items() if kind not in many}
     first = await check_adapter(many, **checked, runs=8)
-    second = await check_adapter(few, **checked, runs=3)
+    second = await check_adapter(few, **checked, runs=4)
     return replace(second, kinds={**second.kinds, **{kind: first.kinds[kind] for kind in many}})
 
 

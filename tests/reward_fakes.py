@@ -83,13 +83,15 @@ def told_display():
     return told, Display(console=Console(file=told, width=500))
 
 
-ONE_BY_ONE = {"max_concurrent": 1, "max_concurrent_scores": 1}
-"""Settings with which all that came before has finished, and is stored, when something begins."""
-
-
-async def cancelled_at(event, coroutine):
-    """Cancel a call once the event is set."""
+async def cancelled_at(event, coroutine, run_dir, *, finished=0, scored=0, split="eval"):
+    """Cancel a call once the event is set, and its folder has so many finished and so many scored rollouts."""
     task = asyncio.create_task(coroutine)
     await event.wait()
+    while True:
+        kept = art.load_trajectories(run_dir, split=split)
+        if len(kept) >= finished and sum(it.reward is not None for it in kept) >= scored:
+            break
+        assert not task.done(), "it ended before that"
+        await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from reward_fakes import ONE_BY_ONE, cancelled_at, settings, told_display
+from reward_fakes import cancelled_at, settings, told_display
 
 import art_core as art
 from art_core.errors import RewardError
@@ -39,7 +39,7 @@ def evaluate(tmp_path, agent=None, tasks=TASKS, **more):
 async def test_the_same_call_after_an_interruption_runs_the_agent_on_the_remaining_tasks_only(tmp_path):
     output, screen = told_display()
     agent = Stuck(3)
-    await cancelled_at(agent.stopped, evaluate(tmp_path, agent, progress=screen, **ONE_BY_ONE))
+    await cancelled_at(agent.stopped, evaluate(tmp_path, agent, progress=screen), tmp_path / "eval", finished=3)
     assert "to continue, repeat the call with run_dir=" in output.getvalue()
     agent.limit, engine = 100, FakeEngine()
     report = await evaluate(tmp_path, agent, engine=engine, progress=screen)
@@ -54,7 +54,7 @@ async def test_the_same_call_after_an_interruption_runs_the_agent_on_the_remaini
 @pytest.mark.parametrize("other", [{"tasks": [*TASKS, "e"]}, {"temperature": 0.5}, {"max_tokens": 7}])
 async def test_another_call_after_an_interruption_starts_over(tmp_path, other):
     agent = Stuck(3)
-    await cancelled_at(agent.stopped, evaluate(tmp_path, agent, **ONE_BY_ONE))
+    await cancelled_at(agent.stopped, evaluate(tmp_path, agent), tmp_path / "eval", finished=3)
     agent.limit, engine = 100, FakeEngine()
     report = await evaluate(tmp_path, agent, engine=engine, **other)
     assert len(engine.requests) == len(report.trajectories)
@@ -80,13 +80,13 @@ async def test_scores_are_kept_and_a_corrected_reward_scores_all_without_running
 
         return score
 
-    await cancelled_at(stuck, evaluate(tmp_path, reward=first(), **ONE_BY_ONE))
+    await cancelled_at(stuck, evaluate(tmp_path, reward=first()), tmp_path / "eval", scored=3)
     assert sorted(scored) == ["a", "b", "c"]
     engine = FakeEngine()
     await evaluate(tmp_path, reward=first(), engine=engine)
     assert sorted(scored) == TASKS and engine.requests == []
     stuck.clear()
-    await cancelled_at(stuck, evaluate(tmp_path, reward=first(), **ONE_BY_ONE))
+    await cancelled_at(stuck, evaluate(tmp_path, reward=first()), tmp_path / "eval", scored=4 + 3)
     scored.clear()
     report = await evaluate(tmp_path, reward=corrected(), engine=engine)
     assert sorted(scored) == TASKS and report.mean_reward == 2.0 and engine.requests == []
@@ -142,7 +142,7 @@ async def test_a_reward_that_raises_for_the_one_rollout_left_to_score_does_not_r
             await asyncio.Event().wait()
         return 1.0
 
-    await cancelled_at(stuck, evaluate(tmp_path, reward=picky, **ONE_BY_ONE))
+    await cancelled_at(stuck, evaluate(tmp_path, reward=picky), tmp_path / "eval", scored=2)
     with Store(tmp_path / "eval" / "run.sqlite") as store:
         [late] = [t for t in store.trajectories() if t.task == "d"]
         store.add_scores([late.rollout_id], [1.0], by="picky")
@@ -167,24 +167,17 @@ async def test_evaluations_of_a_training_run_keep_their_scores_too(tmp_path):
     scored, stuck = [], asyncio.Event()
 
     async def score(trajectory):
-        if trajectory.task == "z" and not stuck.is_set():
+        if trajectory.task == "y" and not stuck.is_set():
             stuck.set()
             await asyncio.Event().wait()
         scored.append(trajectory.task)
         return 1.0
 
     async def train(engine):
-        more = {
-            "reward": one,
-            "eval_reward": score,
-            "eval_tasks": ["x", "y", "z"],
-            "engine": engine,
-            "steps": 1,
-            **ONE_BY_ONE,
-        }
+        more = {"reward": one, "eval_reward": score, "eval_tasks": ["x", "y", "z"], "engine": engine, "steps": 1}
         return await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **more))
 
-    await cancelled_at(stuck, train(FakeEngine()))
-    assert scored == ["x", "y"]
+    await cancelled_at(stuck, train(FakeEngine()), tmp_path / "run", scored=2)
+    assert sorted(scored) == ["x", "z"]
     result = await train(FakeEngine())
     assert sorted(scored) == ["x", "x", "y", "y", "z", "z"] and result.before.mean_reward == 1.0

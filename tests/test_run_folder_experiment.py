@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from reward_fakes import ONE_BY_ONE, cancelled_at, lines_of, right, settings, told_display, unlike
+from reward_fakes import cancelled_at, lines_of, right, settings, told_display, unlike
 
 import art_core as art
 from art_core.errors import ConfigError
@@ -139,8 +139,8 @@ async def test_rollouts_that_another_reward_scored_before_an_allowed_change_are_
         return score
 
     scored, common = [], {"tasks_per_step": 2, "steps": 1}
-    begun = settings(tmp_path, reward=first(), **common, **ONE_BY_ONE)
-    await cancelled_at(stuck, art.train(ScriptedAgent(), TASKS, **begun))
+    training = art.train(ScriptedAgent(), TASKS, **settings(tmp_path, reward=first(), **common))
+    await cancelled_at(stuck, training, tmp_path / "run", scored=2, split="train")
     engine = FakeEngine()
     common |= {"reward": second(), "engine": engine, "allow_changes": True}
     await art.train(ScriptedAgent(), TASKS, **settings(tmp_path, **common))

@@ -27,7 +27,7 @@ def run(
     return art.train_sync(
         build_agent(), training_tasks(240, seed), model="tiny", reward="ruler" if judge else reward, steps=steps,
         learning_rate=learning_rate, decay_steps=decay_steps, seed=seed, run_dir=run_dir, eval_reward=reward,
-        eval_tasks=held_out_tasks(eval_tasks), eval_temperatures=(1.0, None), **settings,
+        eval_tasks=held_out_tasks(eval_tasks), **{"eval_temperatures": (1.0, None), **settings},
     )  # fmt: skip
 
 

@@ -21,22 +21,22 @@ POSITIONS = 320
 def run(
     model: str = str(MODEL), steps: int = 30, seed: int = 0, run_dir: Path | None = None, **settings: Any
 ) -> art.TrainResult:
-    """Train on positions of games, with a reward per move; ``settings`` are further keywords of ``art.train``."""
+    """Train on positions of games, by default with a reward per move; ``settings`` are further keywords of ``art.train``."""
     agent = Game2048Agent(model, strategy="deep_learning")
 
     async def play_on(task: dict[str, Any]) -> dict[str, Any]:
         return await play(agent, **task)
 
     settings = {
+        "reward": reward,
         "tasks_per_step": 8,
         "group_size": 4,
         "learning_rate": 1e-3 if model == str(MODEL) else None,
         **settings,
     }
     return art.train_sync(
-        play_on, training_positions(POSITIONS, seed), model=model, reward=reward, steps=steps,
-        seed=seed, run_dir=run_dir, **settings,
-    )  # fmt: skip
+        play_on, training_positions(POSITIONS, seed), model=model, steps=steps, seed=seed, run_dir=run_dir, **settings
+    )
 
 
 def main(

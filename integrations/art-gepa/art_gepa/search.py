@@ -244,10 +244,11 @@ class _Search:
             if not thread.done():
                 if reflector.asking:
                     self.screen.say(f"waiting for the answer of {reflector.name}, which is stored")
-                rolling = {self._rolling} if self._rolling else set()
-                for task in rolling:
-                    task.cancel()
-                await asyncio.wait({thread, *rolling})
+                running = {thread}
+                if self._rolling is not None:
+                    self._rolling.cancel()
+                    running.add(self._rolling)
+                await asyncio.wait(running)
                 if not thread.cancelled():
                     thread.exception()  # retrieved, so that asyncio doesn't log it
 
