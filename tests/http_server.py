@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -15,9 +16,9 @@ def serving(*routes: BaseRoute) -> AbstractContextManager[str]:
 
 
 @contextmanager
-def serving_app(app: Callable) -> Iterator[str]:
+def serving_app(app: Callable, *, lifespan: Literal["off", "on"] = "off") -> Iterator[str]:
     """Serve an ASGI application from a thread, and give the address of the server."""
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, port=0, log_level="error", lifespan=lifespan, timeout_graceful_shutdown=1)
     server, sock = uvicorn.Server(config), config.bind_socket()
     sock.listen()  # so that nothing is refused before the thread has begun
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)

@@ -46,8 +46,11 @@ class LiteLLMJudge:
     images = True
     """True if LiteLLM does not know the model: an error is better than silently dropping images."""
 
-    def __init__(self, model: str, *, timeout: float, retries: int, params: Mapping[str, Any]) -> None:
-        self.name = model
+    def __init__(
+        self, model: str, *, timeout: float, retries: int, params: Mapping[str, Any], schema: JsonDict | None = SCHEMA
+    ) -> None:
+        """``schema`` is that of an answer, for models with structured output; None: any text."""
+        self.name, self._schema = model, schema
         self.identity: str | None = None
         self._timeout, self._retries, self._params = timeout, retries, params
         self._litellm: ModuleType | None = None
@@ -90,8 +93,9 @@ class LiteLLMJudge:
         if known is not None:
             self.context = litellm.model_cost[known].get("max_input_tokens")
             self.images = bool(litellm.model_cost[known].get("supports_vision"))
-        if litellm.supports_response_schema(model=self.name):
-            self._format = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
+        if self._schema and litellm.supports_response_schema(model=self.name):
+            named = {"name": "scores", "strict": True, "schema": self._schema}
+            self._format = {"type": "json_schema", "json_schema": named}
         self._server = openai_server(litellm, provider_info, self._params, self._timeout)
 
     async def ask(self, messages: list[JsonDict]) -> Answer:

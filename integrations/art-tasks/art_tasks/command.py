@@ -14,7 +14,9 @@ from typer.core import TyperGroup
 
 import art_core as art
 from art_core.errors import ConfigError
-from art_core.plugin_api import Plugins, plural, printable
+from art_core.plugin_api import Plugins, plural
+from art_tasks.console import say
+from art_tasks.mcp.command import from_mcp
 
 if TYPE_CHECKING:
     from art_tasks.traffic import Curated, Traffic
@@ -35,8 +37,9 @@ class Suites(TyperGroup):
 
 app = typer.Typer(
     cls=Suites,
-    help="Tasks of third-party suites, and tasks from what your users asked for.",
-    epilog="Examples: `art tasks`; `art tasks bfcl/simple`; `art tasks from runs/production --redact`",
+    help="Tasks of third-party suites, from what your users asked for, and for the tools of an MCP server.",
+    epilog="Examples: `art tasks`; `art tasks bfcl/simple`; `art tasks from runs/production --redact`; "
+    "`art tasks from-mcp 'uvx mcp-server-time' --author openai/gpt-6-luna`",
 )
 
 
@@ -127,8 +130,12 @@ def from_(
     say(f"next: art eval app.py:agent {held_out} --reward app.py:reward --live --run-dir runs/live")
 
 
-def say(text: str) -> None:
-    Console().print(printable(text), markup=False, highlight=False, soft_wrap=True)
+app.command(
+    "from-mcp",
+    epilog="Examples: `art tasks from-mcp 'uvx mcp-server-time' --author openai/gpt-6-luna`; "
+    "`art tasks from-mcp 'uvx mcp-server-git --repository demo' --author anthropic/claude-sonnet-5-5 --solver smollm2-135m "
+    "--about 'demo is a checkout of a web shop'`",
+)(from_mcp)
 
 
 def _print(traffic: Traffic, curated: Curated) -> None:
