@@ -8,8 +8,8 @@ from starlette.responses import PlainTextResponse
 
 
 @contextmanager
-def at_url(token: str) -> Iterator[str]:
-    """Serve one tool from a thread, and give the URL."""
+def at_url(token: str, refuses: list[int] | None = None) -> Iterator[str]:
+    """Serve one tool from a thread, and give the URL. A status in ``refuses`` answers one call of the tool."""
     from mcp.server import MCPServer
 
     weather = MCPServer("weather")
@@ -19,6 +19,8 @@ def at_url(token: str) -> Iterator[str]:
     async def guarded(scope, receive, send):
         if scope["type"] == "http" and dict(scope["headers"]).get(b"authorization") != f"Bearer {token}".encode():
             return await PlainTextResponse("who are you?", status_code=401)(scope, receive, send)
+        if refuses and dict(scope["headers"]).get(b"mcp-method") == b"tools/call":
+            return await PlainTextResponse("no", status_code=refuses.pop())(scope, receive, send)
         return await app(scope, receive, send)
 
     with serving_app(guarded, lifespan="on") as address:

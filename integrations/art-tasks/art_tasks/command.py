@@ -133,7 +133,7 @@ def from_(
 app.command(
     "from-mcp",
     epilog="Examples: `art tasks from-mcp 'uvx mcp-server-time' --author openai/gpt-6-luna`; "
-    "`art tasks from-mcp 'uvx mcp-server-git --repository demo' --author anthropic/claude-sonnet-5-5 --solver smollm2-135m "
+    "`art tasks from-mcp 'uvx mcp-server-git --repository demo' --author anthropic/claude-sonnet-5-5 --solver Qwen/Qwen3-4B "
     "--about 'demo is a checkout of a web shop'`",
 )(from_mcp)
 

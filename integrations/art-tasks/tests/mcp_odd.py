@@ -1,15 +1,20 @@
-"""An MCP server for the tests that does what servers may do and few do: python mcp_odd.py [no-tools|slow]."""
+"""An MCP server for the tests that does what servers may do and few do.
+
+python mcp_odd.py [no-tools | slow | names | leaves-once NAME]
+"""
 
 import asyncio
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 KIND = sys.argv[1] if len(sys.argv) > 1 else ""
-NAMES = ("first", "second", "third")
+NAMES = ("a.b/c",) if KIND == "names" else ("first", "second", "third")
 ADDRESSES = ("odd://text", "odd://broken", "odd://picture", "odd://long")
 
 
@@ -22,6 +27,9 @@ def page(items, params):
 async def list_tools(ctx, params):
     if KIND == "slow":
         await asyncio.sleep(60)
+    if KIND == "leaves-once" and not (left := Path(tempfile.gettempdir(), sys.argv[2])).exists():
+        left.touch()
+        os._exit(3)
     name, after = page(NAMES, params)
     return types.ListToolsResult(tools=[types.Tool(name=name, input_schema={"type": "object"})], next_cursor=after)
 
@@ -29,6 +37,10 @@ async def list_tools(ctx, params):
 async def call_tool(ctx, params):
     if params.name == "second":
         return types.CallToolResult(content=[types.TextContent(text=str(os.getpid()))])
+    if params.name == "third":
+        return types.CallToolResult(content=[], structured_content={"days": 79})
+    if params.name == "a.b/c":
+        return types.CallToolResult(content=[types.TextContent(text=f"called {params.name}")])
     inside = types.TextResourceContents(uri="odd://text", text="the text inside")
     return types.CallToolResult(
         content=[

@@ -1,6 +1,7 @@
 """An MCP server for the tests: python mcp_weather.py; it keeps no state but a list of notes."""
 
 import os
+import sys
 
 from mcp.server import MCPServer
 
@@ -38,7 +39,16 @@ def history() -> str:
 @server.tool()
 def leave() -> None:
     """End the server."""
+    print("good bye", file=sys.stderr, flush=True)
     os._exit(3)
+
+
+@server.tool()
+def latin() -> str:
+    """Print what isn't UTF-8 where the protocol is spoken."""
+    sys.stdout.buffer.write(b"caf\xe9\n")
+    sys.stdout.flush()
+    return "printed"
 
 
 @server.resource("weather://cities")

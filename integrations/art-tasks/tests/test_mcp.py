@@ -149,6 +149,8 @@ def provider(asked):
         role = body["messages"][0]["content"]
         if body.get("tools"):
             asked["solver"] += 1
+            if asked["fails for Rome"] and "Rome" in json.dumps(body):
+                return JSONResponse({"error": {"message": "not today"}}, status_code=400)
             said = says(body)
             said = {"content": None, **said} if isinstance(said, dict) else {"content": said}
         elif role.startswith("You write tasks"):
@@ -189,7 +191,7 @@ def lines(path):
 def test_the_command_writes_tasks_that_were_solved_and_an_agent_that_trains_on_them(at_provider):
     ended = from_mcp("--tasks", "3", "--share", "0.5", "--run-dir", "tried")
     assert ended.exit_code == 0, ended.output
-    assert "5 tools, 1 resource with text" in ended.stdout
+    assert "6 tools, 1 resource with text" in ended.stdout
     assert "dropped: 1, the same as another" in ended.stdout
     assert "solved in at least one of 2 attempts: 2 of 3 tasks" in ended.stdout
     train, held_out = lines("tasks.jsonl"), lines("held_out.jsonl")
@@ -213,23 +215,31 @@ def test_tasks_are_tried_by_an_agent_of_ones_own_and_only_the_reward_is_written(
     assert {call.request["model"] for t in art.load_trajectories("tried", split="eval") for call in t.calls} == {"own"}
     written = (tmp_path / "mcp_agent.py").read_text()
     assert "reward = Rubric('openai/scripted')" in written and "agent_of" not in written
-    assert "next: art train app.py:mine tasks.jsonl --reward mcp_agent.py:reward" in ended.stdout
+    assert (
+        "next: art train app.py:mine tasks.jsonl --eval-tasks held_out.jsonl --reward mcp_agent.py:reward"
+        in ended.stdout
+    )
 
 
 @pytest.mark.system
 def test_a_server_without_tools_and_what_cannot_work_are_refused_before_anything_is_paid_for(at_provider):
+    Path("file").touch()
     url, token = "https://127.0.0.1:1/mcp", "Authorization: Bearer $NO_SUCH_TOKEN"
     for address, more, said in (
         (ODD, [], "has no tools"),
-        (url, ["--header", "token"], "a header is NAME: VALUE"),
+        (url, ["--header", "token"], "--header takes NAME: VALUE"),
         (url, ["--header", token], "NO_SUCH_TOKEN, which the MCP server should get, isn't set"),
         (WEATHER, ["--env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
         (WEATHER, ["--out", "held_out.jsonl"], "must differ"),
         (WEATHER, ["--agent", "app.py:agent"], "app.py"),
+        (WEATHER, ["--agent", "json:__all__"], "no installed plugin adapts"),
+        (WEATHER, ["--solver", "smolm2"], "smolm2"),
+        (WEATHER, ["--run-dir", "file"], "is a file"),
+        (WEATHER, ["--out", "file/tasks.jsonl"], "can't write file/tasks.jsonl"),
     ):
         ended = CliRunner().invoke(command(), ["tasks", "from-mcp", address, "--author", "openai/scripted", *more])
         assert ended.exit_code and said in ended.output + str(ended.exception)
-    assert not at_provider
+    assert not +at_provider
 
 
 @pytest.mark.system
@@ -241,7 +251,16 @@ def test_the_header_of_a_url_is_written_without_its_key(at_provider, tmp_path, m
     assert ended.exit_code == 0, ended.output
     written = (tmp_path / "mcp_agent.py").read_text()
     assert f"Server({url!r}, headers={{'Authorization': 'Bearer $WEATHER_TOKEN'}})" in written
-    assert "rain-or-shine" not in written + ended.output
+    assert "rain-or-shine" not in written + ended.output and "any keys in them" not in ended.stdout
+
+
+@pytest.mark.system
+def test_a_key_that_would_be_written_is_announced(at_provider, tmp_path):
+    with at_url("rain-or-shine") as url:
+        given = ["--header", "Authorization: Bearer rain-or-shine", "--tries", "0", "--tasks", "3"]
+        ended = CliRunner().invoke(command(), ["tasks", "from-mcp", url, "--author", "openai/scripted", *given])
+    assert ended.exit_code == 0, ended.output
+    assert "mcp_agent.py will contain the address and the headers with any keys in them" in ended.stdout
 
 
 @pytest.mark.system
@@ -253,10 +272,36 @@ def test_without_attempts_all_tasks_are_kept_and_nothing_is_judged(at_provider):
 
 
 @pytest.mark.system
-def test_if_nothing_was_solved_there_are_no_files_and_the_exit_code_is_1(at_provider, tmp_path):
+def test_if_nothing_was_solved_the_tasks_are_kept_and_tried_again_without_the_author(at_provider, tmp_path):
     ended = from_mcp("--tasks", "3", "--solver", "tiny", "--tries", "1", "--run-dir", "tried")
-    assert (ended.exit_code, "no task is left" in ended.stdout) == (1, True), ended.output
-    assert not list(tmp_path.glob("*.jsonl")) and not (tmp_path / "mcp_agent.py").exists()
+    assert (ended.exit_code, "no task was solved; to try those in untried.jsonl again" in ended.stdout) == (1, True), (
+        ended.output
+    )
+    assert [path.name for path in tmp_path.glob("*.*")] == ["untried.jsonl"] and len(lines("untried.jsonl")) == 3
+    again = from_mcp("--tasks", "3", "--tries", "1", "--run-dir", "again")
+    assert again.exit_code == 0 and "untried.jsonl: 3 tasks of an earlier start" in again.stdout
+    assert at_provider["author"] == 1 and len(lines("tasks.jsonl") + lines("held_out.jsonl")) == 2
+    assert not (tmp_path / "untried.jsonl").exists()
+
+
+@pytest.mark.system
+def test_tasks_whose_attempts_failed_or_were_not_judged_are_kept_apart(at_provider, tmp_path):
+    at_provider["fails for Rome"] = True
+    ended = from_mcp("--tasks", "3", "--tries", "1", "--run-dir", "tried")
+    assert ended.exit_code == 0, ended.output
+    assert "1 attempt failed; the first: " in ended.stdout and "to see them: art view tried" in ended.stdout
+    assert [it["input"] for it in lines("untried.jsonl")] == [task("Rome")["input"]]
+    assert [it["input"] for it in lines("tasks.jsonl")] == [task("Bergen")["input"]]
+
+
+@pytest.mark.system
+def test_an_interrupted_author_is_asked_for_the_rest_only(at_provider):
+    Path("untried.jsonl").write_text(json.dumps(task("Oslo")) + "\n")
+    ended = from_mcp("--tasks", "3", "--tries", "0", "--share", "0")
+    assert ended.exit_code == 0, ended.output
+    assert [it["input"] for it in lines("tasks.jsonl")] == [task(city)["input"] for city in ("Oslo", "Rome", "Bergen")]
+    assert not Path("untried.jsonl").exists() and not Path("held_out.jsonl").exists()
+    assert "tasks.jsonl --reward" in ended.stdout
 
 
 def test_an_author_that_the_stock_agent_cannot_call_needs_a_solver(tmp_path, monkeypatch):

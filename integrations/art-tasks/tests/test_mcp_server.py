@@ -1,8 +1,10 @@
 """The connection to an MCP server: by command and by URL, and what happens if the server is slow, broken or gone."""
 
 import os
+import pickle
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,7 @@ pytest.importorskip("mcp")
 from mcp_url import at_url
 
 from art_core.errors import AgentError, ConfigError
-from art_tasks.mcp import Server
-from art_tasks.mcp import server as server_module
+from art_tasks.mcp import Server, connection
 
 HERE = Path(__file__).parent
 WEATHER, ODD = (f"{sys.executable} {HERE / name}" for name in ("mcp_weather.py", "mcp_odd.py"))
@@ -71,7 +72,7 @@ async def test_a_command_gets_only_the_variables_that_are_named(monkeypatch):
 async def test_rollouts_share_a_process_and_one_that_ended_during_a_call_is_started_again():
     server = Server(WEATHER)
     assert [await server.call("note", {"text": "a"}) for _ in range(2)] == ["1 notes", "2 notes"]
-    with pytest.raises(AgentError, match="ended before it answered"):
+    with pytest.raises(AgentError, match="ended or refused a request: Connection closed; it said:\ngood bye"):
         await server.call("leave", {})
     assert await server.call("note", {"text": "b"}) == "1 notes"
 
@@ -80,9 +81,35 @@ async def test_a_process_that_was_killed_between_calls_is_started_again():
     server = Server(ODD)
     first = int(await server.call("second", {}))
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(AgentError, match="ended before it answered"):
-        await server.tools()
-    assert len(await server.tools()) == 3 and int(await server.call("second", {})) != first
+    with pytest.raises(AgentError, match="ended or refused a request"):
+        await server.call("second", {})
+    assert int(await server.call("second", {})) != first
+
+
+async def test_tools_are_listed_again_if_the_process_ended_meanwhile():
+    server = Server(f"{ODD} leaves-once {uuid.uuid4()}")
+    assert len(await server.tools()) == 3
+
+
+async def test_bytes_that_are_no_text_and_results_without_text_do_no_harm():
+    server = Server(WEATHER)
+    assert await server.call("latin", {}) == "printed"
+    assert await server.call("rainy_days", {"city": "Rome"}) == "79"
+    assert await Server(ODD).call("third", {}) == '{"days": 79}'
+
+
+async def test_a_tool_whose_name_providers_refuse_is_called_by_a_similar_one():
+    server = Server(f"{ODD} names")
+    assert [tool["function"]["name"] for tool in await server.tools()] == ["a_b_c"]
+    assert await server.call("a_b_c", {}) == "called a.b/c"
+
+
+async def test_a_server_that_was_used_can_be_pickled_without_its_keys(monkeypatch):
+    monkeypatch.setenv("WEATHER_KEY", "sun-and-rain")
+    server = Server(WEATHER, env=["WEATHER_KEY"])
+    assert await server.call("key", {}) == "sun-and-rain"
+    stored = pickle.dumps(server)
+    assert b"sun-and-rain" not in stored and await pickle.loads(stored).call("key", {}) == "sun-and-rain"
 
 
 @pytest.mark.parametrize(
@@ -99,13 +126,13 @@ async def test_a_server_that_does_not_start_is_named_with_what_it_printed(comman
 
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch):
-    monkeypatch.setattr(server_module, "START_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "START_SECONDS", 0.2)
     with pytest.raises(ConfigError, match=r"it didn't start within 0\.2 s"):
         await Server(f"{sys.executable} -c 'import time; time.sleep(60)'").tools()
 
 
 async def test_a_list_that_takes_too_long_is_an_error(monkeypatch):
-    monkeypatch.setattr(server_module, "LIST_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "LIST_SECONDS", 0.2)
     with pytest.raises(AgentError, match=r"gave no answer within 0\.2 s"):
         await Server(f"{ODD} slow").tools()
 
@@ -120,10 +147,24 @@ async def test_a_url_is_called_with_headers_whose_keys_come_from_the_environment
         with pytest.raises(ConfigError, match="no connection to the MCP server") as raised:
             await Server(url, headers={"Authorization": "Bearer sunny-side"}).tools()
         assert "401 Unauthorized" in str(raised.value) and "sunny-side" not in str(raised.value)
-    with pytest.raises(AgentError, match="ended before it answered"):
+    with pytest.raises(AgentError, match="ended or refused a request"):
         await server.call("rainy_days", {"city": "Rome"})
     with pytest.raises(ConfigError, match="no connection to the MCP server"):
         await Server(url).tools()
+
+
+async def test_what_a_url_refuses_is_the_servers_failure_and_an_expired_session_is_opened_again():
+    refuses = []
+    with at_url("token", refuses) as url:
+        server = Server(url, headers={"Authorization": "Bearer token"})
+        assert (await server.call("rainy_days", {"city": "Atlantis"})).startswith("Error: ")
+        refuses.append(502)
+        with pytest.raises(AgentError, match=r"Server returned an error response; it said:\n502 Bad Gateway"):
+            await server.call("rainy_days", {"city": "Rome"})
+        assert await server.call("rainy_days", {"city": "Rome"}) == "79"
+        refuses.append(404)
+        assert await server.call("rainy_days", {"city": "Bergen"}) == "202"
+        assert refuses == []
 
 
 @pytest.mark.parametrize(
@@ -132,6 +173,7 @@ async def test_a_url_is_called_with_headers_whose_keys_come_from_the_environment
         ("", {}, "is empty"),
         ("uvx 'server", {}, "can't parse the command"),
         ("https://host/mcp", {"env": ["PATH"]}, "not for a URL"),
+        ("uvx server", {"env": ["TOKEN=secret"]}, "export TOKEN=..., and pass TOKEN"),
         ("uvx server", {"headers": {"a": "b"}}, "headers are for an MCP server at a URL"),
         ("https://host/mcp", {"headers": {"a": "$NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
         ("https://host/mcp?key=$", {}, r"written \$\$"),

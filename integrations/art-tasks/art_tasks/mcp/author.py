@@ -41,16 +41,19 @@ class Written:
 
 async def write_tasks(
     judge: Judge, tools: Sequence[JsonDict], resources: Mapping[str, str], count: int, *, about: str = "",
-    same: float = SAME, say: Callable[[str], None] = lambda _: None,
+    same: float = SAME, known: Sequence[JsonDict] = (), keep: Callable[[Sequence[JsonDict]], None] = lambda _: None,
 ) -> Written:  # fmt: skip
     """Return up to ``count`` different tasks with ``input`` and ``rubric``; fewer if the model has no more ideas.
 
     ``judge`` is any of art-ruler's. ``about`` is what the model should know besides; ``same`` the similarity from which two
-    inputs are the same task. If the model stops answering, the tasks so far are returned; raises JudgeError if there are none.
+    inputs are the same task. ``known`` tasks are the first of the result, and ``keep`` gets the tasks so far after each answer.
+    If the model stops answering, the tasks so far are returned; raises JudgeError if there are none.
     """
     from art_ruler.judge import JudgeError
 
-    written, found, empty = Written(), Found(same), 0
+    written, found, empty = Written(list(known)), Found(same), 0
+    for task in known:
+        found.add(task["input"])
     while len(written.tasks) < count and empty < MOST_EMPTY:
         wanted = min(AT_ONCE, count - len(written.tasks))
         try:
@@ -73,7 +76,7 @@ async def write_tasks(
                 found.add(each["input"])
                 written.tasks.append(each)
         empty = empty + 1 if len(written.tasks) == before else 0
-        say(f"{len(written.tasks)} of {count} tasks written")
+        keep(written.tasks)
     return written
 
 

@@ -41,7 +41,7 @@ class Rubric:
 
     async def score(self, group: Group) -> list[float | None]:
         """Return the score of each trajectory, in order; None if there is none."""
-        self.judge.prepare()
+        await asyncio.to_thread(self.judge.prepare)  # imports LiteLLM the first time
         return await asyncio.gather(*map(self._score, group.trajectories))
 
     async def _score(self, trajectory: Trajectory) -> float | None:

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import json
 import os
 import re
 import shlex
 import string
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from art_core.errors import AgentError, ConfigError
+from art_core.errors import ConfigError
 from art_core.plugin_api import without_keys
 from art_core.types import JsonDict
+from art_tasks.mcp import connection
+from art_tasks.mcp.connection import Connection, Lost
 
 if TYPE_CHECKING:
     from mcp import Client
 
 T = TypeVar("T")
-START_SECONDS = 120.0
-"""For a server to start: uvx and npx may have to download it."""
-LIST_SECONDS = 60.0
-"""For a list, or for a resource."""
 MOST_CHARS = 8000
 """Of a tool's result; the rest is cut off and counted."""
 MOST_RESOURCES, RESOURCE_CHARS = 20, 2000
 """Resources that are read, and characters of each that are kept."""
 INSTALL = "pip install 'mcp>=2'"
-QUERY = re.compile(r"\?\S*")
+SECRET = re.compile(r"\?\S*|(?<=://)[^/@\s]+@")
+"""Parts of a URL that may be a key."""
+UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
+"""What providers refuse in the name of a tool."""
+NAME_CHARS = 64
 
 
 class Server:
@@ -52,6 +53,9 @@ class Server:
             )
         if self.headers and not self.is_url:
             raise ConfigError("headers are for an MCP server at a URL, not for a command; use env")
+        if wrong := next((name for name in self.env if not name.isidentifier()), None):
+            name = wrong.partition("=")[0]
+            raise ConfigError(f"env takes names of variables, without values: export {name}=..., and pass {name}")
         self._variables = {name: _with_variables(f"${{{name}}}") for name in self.env}
         self._url = _with_variables(address) if self.is_url else ""
         self._sent = {name: _with_variables(value) for name, value in self.headers.items()}
@@ -61,24 +65,25 @@ class Server:
             raise ConfigError(f"can't parse the command of the MCP server, {address!r}: {error}") from None
         if not self.is_url and not self._command:
             raise ConfigError("the address of the MCP server is empty; pass a command or a URL")
-        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Server, (self.address, self.env, self.headers)  # without connections and keys
 
     def __str__(self) -> str:
         """The address without what may be a key."""
-        return QUERY.sub("?...", self.address) if self.is_url else without_keys(self.address)
+        if self.is_url:
+            return SECRET.sub(lambda found: "?..." if found[0].startswith("?") else "...@", self.address)
+        return without_keys(self.address)
 
     async def tools(self) -> list[JsonDict]:
         """Return the tools in OpenAI's form."""
-
-        async def listed(client: Client) -> list[Any]:
-            return [] if client.server_capabilities.tools is None else await _pages(client.list_tools, "tools")
-
         return [
             {
                 "type": "function",
-                "function": {"name": it.name, "description": it.description or "", "parameters": it.input_schema},
+                "function": {"name": name, "description": tool.description or "", "parameters": tool.input_schema},
             }
-            for it in await self._request(listed)
+            for name, tool in (await self._tools()).items()
         ]
 
     async def resources(self) -> tuple[dict[str, str], int]:
@@ -86,15 +91,14 @@ class Server:
         from mcp.shared.exceptions import MCPError
 
         async def listed(client: Client) -> list[Any]:
-            return (
-                [] if client.server_capabilities.resources is None else await _pages(client.list_resources, "resources")
-            )
+            has = client.server_capabilities.resources is not None
+            return await _pages(client.list_resources, "resources") if has else []
 
         texts, unread = {}, 0
-        for each in (await self._request(listed))[:MOST_RESOURCES]:
+        for each in (await self._read(listed))[:MOST_RESOURCES]:
             address = str(each.uri)
             try:
-                read = await self._request(lambda client, address=address: client.read_resource(address))
+                read = await self._read(lambda client, address=address: client.read_resource(address))
             except MCPError:
                 unread += 1
                 continue
@@ -103,120 +107,97 @@ class Server:
         return texts, unread
 
     async def call(self, name: str, arguments: JsonDict) -> str:
-        """Call a tool and return its result, or its error, as text. Raises AgentError if the server has ended."""
+        """Call a tool and return its result, or its error, as text. Raises AgentError if the server ends or can't be reached."""
         from mcp.shared.exceptions import MCPError
 
+        tool = (await self._tools()).get(name)
+        if tool is None:
+            return f"Error: there is no tool {name!r}"
+
+        async def called(client: Client) -> Any:
+            return await client.call_tool(tool.name, arguments)
+
         try:
-            result = await self._request(lambda client: client.call_tool(name, arguments), limited=False)
-        except MCPError as error:
-            return f"Error: {error}"  # an unknown tool, or arguments that don't fit: the model's mistake
+            result = await self._repeated(called, connection.CALL_SECONDS, lambda lost: lost.unread)
+        except (MCPError, RuntimeError) as error:  # RuntimeError: the result doesn't fit the tool's own schema
+            return f"Error: {error}"
         text = "\n".join(map(_text, result.content))
+        if not text and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
         return cut(f"Error: {text}" if result.is_error else text, MOST_CHARS)
 
     async def close(self) -> None:
         """End the connection of this event loop, and the process if there is one."""
-        if connection := self._connections.pop(asyncio.get_running_loop(), None):
-            await connection.close()
+        if asyncio.get_running_loop() in self._connections:
+            await self._connection().close()
 
-    async def _request(self, ask: Callable[[Client], Awaitable[T]], *, limited: bool = True) -> T:
-        """Return the answer. If the server ends meanwhile, the next request starts it again, and AgentError is raised."""
-        connection = self._connections.get(loop := asyncio.get_running_loop())
-        if connection is None:
-            connection = self._connections[loop] = _Connection(self)
-        try:
-            client = await connection.client()
-        except ConfigError:
-            self._forget(loop, connection)
-            raise
-        from mcp.shared.exceptions import MCPError
-        from mcp_types import CONNECTION_CLOSED
+    async def _tools(self) -> dict[str, Any]:
+        """Return the SDK's tools by their names for models. They are listed once, so that a rollout's prompts don't change."""
 
+        async def listed(client: Client) -> list[Any]:
+            has = client.server_capabilities.tools is not None
+            return await _pages(client.list_tools, "tools") if has else []
+
+        if self._connection().tools is None:
+            found = {UNUSUAL.sub("_", tool.name)[:NAME_CHARS]: tool for tool in await self._read(listed)}
+            self._connection().tools = found
+        return self._connection().tools or {}
+
+    async def _read(self, ask: Callable[[Client], Awaitable[T]]) -> T:
+        """Return the answer to what changes nothing, and so can be asked again."""
+        return await self._repeated(ask, connection.LIST_SECONDS, lambda lost: True)
+
+    async def _repeated(
+        self, ask: Callable[[Client], Awaitable[T]], seconds: float, may_repeat: Callable[[Lost], bool]
+    ) -> T:
+        """Return the answer, over a new connection if the one that there was is lost and ``may_repeat`` allows it."""
         try:
-            async with asyncio.timeout(LIST_SECONDS if limited else None):
-                return await ask(client)
-        except TimeoutError:
-            raise AgentError(f"the MCP server {self} gave no answer within {LIST_SECONDS:g} s") from None
-        except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
+            return await self._connection().request(ask, seconds)
+        except Lost as lost:
+            if not may_repeat(lost):
                 raise
-            self._forget(loop, connection)
-            await connection.close()
-            raise AgentError(f"the MCP server {self} ended before it answered") from error
+            return await self._connection().request(ask, seconds)
 
-    def _forget(self, loop: asyncio.AbstractEventLoop, connection: _Connection) -> None:
-        if self._connections.get(loop) is connection:
-            del self._connections[loop]
+    def _connection(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            try:
+                import mcp  # noqa: F401
+            except ImportError as error:
+                raise ConfigError(
+                    f"an MCP server needs the package mcp, version 2 or newer ({error}): {INSTALL}"
+                ) from error
+
+            def forget(ended: Connection) -> None:
+                if self._connections.get(loop) is ended:
+                    del self._connections[loop]
+
+            self._connections[loop] = Connection(str(self), self._connected, forget)
+        return self._connections[loop]
 
     @asynccontextmanager
-    async def connected(self, errors: TextIO) -> AsyncIterator[Client]:
-        """Give a client; a command's standard error, and a URL's refusals, go to the file ``errors``."""
+    async def _connected(self, said: TextIO) -> AsyncIterator[Client]:
+        """Give a client; a command's standard error, and a URL's refusals, go to the file ``said``."""
         from mcp import Client, StdioServerParameters, stdio_client
         from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
         if not self.is_url:
             command, *arguments = self._command
-            parameters = StdioServerParameters(command=command, args=arguments, env=self._variables or None)
-            async with Client(stdio_client(parameters, errlog=errors)) as client:
+            parameters = StdioServerParameters(
+                command=command, args=arguments, env=self._variables or None, encoding_error_handler="replace"
+            )
+            async with Client(stdio_client(parameters, errlog=said)) as client:
                 yield client
             return
 
         async def note(response: Any) -> None:
             if response.is_error:  # the SDK's error doesn't name the status
-                errors.write(f"{response.status_code} {response.reason_phrase}\n")
+                said.write(f"{response.status_code} {response.reason_phrase}\n")
 
         async with create_mcp_http_client(self._sent) as http:
             http.event_hooks["response"].append(note)
             async with Client(streamable_http_client(self._url, http_client=http)) as client:
                 yield client
-
-
-class _Connection:
-    """One open connection. The SDK wants it closed by the task that opened it, so a task of its own holds it."""
-
-    def __init__(self, server: Server) -> None:
-        try:
-            from mcp import Client  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"an MCP server needs the package mcp, version 2 or newer ({error}): {INSTALL}"
-            ) from error
-        loop = asyncio.get_running_loop()
-        self._server = server
-        self._ready: asyncio.Future[Client] = loop.create_future()
-        # In a context of its own, because the connection doesn't belong to the rollout that needs it first.
-        self._holder = loop.create_task(self._hold(), context=contextvars.Context())
-
-    async def client(self) -> Client:
-        """Return the client when it is connected. Raises ConfigError if it can't be."""
-        return await asyncio.shield(self._ready)
-
-    async def close(self) -> None:
-        """Close it and wait until it is closed."""
-        self._holder.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({self._holder})
-
-    async def _hold(self) -> None:
-        with tempfile.TemporaryFile("w+", errors="replace") as errors:
-            try:
-                async with asyncio.timeout(START_SECONDS) as limit, self._server.connected(errors) as client:
-                    limit.reschedule(None)
-                    self._ready.set_result(client)
-                    await asyncio.Event().wait()
-            except Exception as error:  # noqa: BLE001 - the boundary to the SDK, which raises groups of anything
-                if not self._ready.done():
-                    self._ready.set_exception(ConfigError(self._why(error, errors)))
-            finally:
-                self._ready.cancel()
-
-    def _why(self, error: BaseException, errors: TextIO) -> str:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        errors.seek(0)
-        last = "".join(errors.readlines()[-5:]).strip()
-        took = f"it didn't start within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
-        why = (took or f"{type(error).__name__}: {error}") + (f"; it printed:\n{last}" if last else "")
-        return f"no connection to the MCP server {self._server}: {without_keys(why)}"
 
 
 def _with_variables(text: str) -> str:
