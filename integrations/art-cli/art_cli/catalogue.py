@@ -55,6 +55,7 @@ NEEDS = {
     ADAPTERS["pydantic_ai"]: [ADAPTERS["openai"]],
     "art-http": ["art-gateway"],
     **{plugin: ["art-http"] for plugin in FRAMEWORKS.values()},
+    "art-improve": ["art-gepa"],
     "art-langfuse": ["art-embedded", "art-tasks"],
     "art-vllm": ["art-embedded"],
     "art-server": ["art-classic"],
@@ -64,8 +65,8 @@ NEEDS = {
 PLUGINS = {*ADAPTERS.values(), "art-classic", "art-openpipe"}
 """Distributions under ``plugins/``."""
 INTEGRATIONS = {
-    "art-audit", "art-cli", "art-compare", "art-embedded", "art-gateway", "art-gepa", "art-gguf", "art-hybrid", "art-langfuse",
-    "art-ray", "art-ruler", "art-server", "art-tasks", "art-vllm", "art-wandb",
+    "art-audit", "art-cli", "art-compare", "art-embedded", "art-gateway", "art-gepa", "art-gguf", "art-hybrid", "art-improve",
+    "art-langfuse", "art-ray", "art-ruler", "art-server", "art-tasks", "art-vllm", "art-wandb",
 }  # fmt: skip
 """Distributions under ``integrations/``."""
 
