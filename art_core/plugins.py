@@ -40,6 +40,9 @@ class Installed:
 class Plugins:
     """The installed plugins and the built-in one."""
 
+    prompts = "the agent's own"
+    """What the agent's prompts are: a part of the experiment."""
+
     def __init__(self, *extra: object, installed: bool = True) -> None:
         """``extra`` are plugin modules or objects to use in any case; ``installed=False`` ignores the installed ones."""
         self._distributions: dict[str, importlib.metadata.Distribution] = {}

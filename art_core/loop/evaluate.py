@@ -160,7 +160,8 @@ async def evaluate(
     setup.expected = ExpectedExperiment(names=())
     scored_by = setup.rewards.find(reward)  # refuses a misspelt name and what isn't a reward before anything runs
     convert = {"to_input": to_input, "to_output": to_output}
-    identities = experiment(agent, tasks, scored_by, **convert) | {"temperature": temperature, "weights": str(weights)}
+    identities = experiment(agent, tasks, scored_by, **convert, prompts=setup.plugins.prompts)
+    identities |= {"temperature": temperature, "weights": str(weights)}
     with screen:
         if model != LIVE and weights is None and recorded_settings(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint yet: evaluating its start weights")

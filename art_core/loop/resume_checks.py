@@ -57,11 +57,11 @@ class ExpectedExperiment:
 
 def experiment(
     agent: Any, tasks: Sequence[Any], reward: Any, eval_tasks: Sequence[Any] | None = None, eval_reward: Any = None,
-    *, to_input: Any = None, to_output: Any = None,
+    *, prompts: str, to_input: Any = None, to_output: Any = None,
 ) -> dict[str, str]:  # fmt: skip
     """Return what identifies an experiment besides its settings, by the names of the arguments of ``train``."""
     parts = {"agent": identity(agent), "tasks": identity_of_tasks(tasks), "reward": identity(reward)}
-    parts |= {"to_input": identity(to_input or "none"), "to_output": identity(to_output or "none")}
+    parts |= {"to_input": identity(to_input or "none"), "to_output": identity(to_output or "none"), "prompts": prompts}
     if eval_tasks is not None:
         parts |= {"eval_tasks": identity_of_tasks(eval_tasks), "eval_reward": identity(eval_reward)}
     return parts

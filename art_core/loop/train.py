@@ -79,8 +79,9 @@ async def train(
     setup.adapt(agent)
     rewards = {"reward": setup.rewards.find(reward), "eval_reward": setup.rewards.find(eval_reward or reward)}
     setup.expected = ExpectedExperiment(
-        experiment(agent, tasks, eval_tasks=eval_tasks, **rewards, **convert), until=steps, begins=not dry_run
-    )
+        experiment(agent, tasks, eval_tasks=eval_tasks, prompts=setup.plugins.prompts, **rewards, **convert),
+        until=steps, begins=not dry_run,
+    )  # fmt: skip
     factories = Trackers.find(setup.plugins, trackers)
     with screen:
         screen.phase("starting the engine", None)

@@ -103,19 +103,24 @@ def gateway(
         ),
     ] = 30.0,
     drain: Annotated[int, typer.Option(min=0, help="Seconds for calls in flight to finish after Ctrl-C.")] = 60,
+    prompts: Annotated[
+        str | None, typer.Option(help="The file of `art optimize`: its texts replace the agents' own.")
+    ] = None,
 ) -> None:
     """Record the calls of any agent, in any language, that uses /rollouts/NAME/v1 as its base URL.
 
     Each NAME is a separate rollout, which begins with its first call. Ctrl-C lets the calls in flight finish; nothing is lost.
     """
+    from art_cli.arguments import with_prompts
     from art_core.plugin_api import Output, Plugins
     from art_core.store.run_folder import new_run_dir
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve
 
-    if record_text and ((model and not route) or temperature is not None):
+    if record_text and ((model and not route) or temperature is not None or prompts):
         raise typer.BadParameter(
-            "requests reach the provider as they are: drop --model and --temperature", param_hint="--record-text"
+            "requests reach the provider as they are: drop --model, --temperature and --prompts",
+            param_hint="--record-text",
         )
     if ramp and not route:
         raise typer.BadParameter("--ramp continues --route NAME=SHARE", param_hint="--ramp")
@@ -125,7 +130,7 @@ def gateway(
         raise typer.BadParameter(
             "clients send the gateway's key, so the provider needs its own", param_hint="--upstream-api-key"
         )
-    plugins, candidate, upstream = Plugins(), None, upstream or []
+    plugins, candidate, upstream = with_prompts(prompts) or Plugins(), None, upstream or []
     if route:
         named = _named(upstream, route)
         rule = _rule(route, ramp, margin)

@@ -1,6 +1,7 @@
 """``art gateway`` as a process: what it says, and that a signal loses nothing."""
 
 import asyncio
+import json
 import re
 import signal
 import sys
@@ -108,6 +109,27 @@ async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp
     await process.communicate()
     [trajectory] = art.load_trajectories(tmp_path)
     assert bytes(trajectory.calls[0].sampled_ids) == b"hello"
+
+
+@pytest.mark.system
+async def test_better_prompts_replace_the_agents_own_upstream_and_in_the_recording(upstream, tmp_path):
+    change = {"component": "agent: system prompt", "find": "Be brief.", "replace": "Answer in one word."}
+    (tmp_path / "prompts.json").write_text(json.dumps({"texts": [change]}))
+    process, _, address = await started(upstream, tmp_path / "run", "--prompts", str(tmp_path / "prompts.json"))
+    messages = [{"role": "system", "content": "Be brief. Today is Monday."}, {"role": "user", "content": "hello"}]
+    async with aiohttp.ClientSession() as client:
+        for path, body in (
+            ("chat/completions", {"messages": messages}),
+            ("messages", {"system": messages[0]["content"], "messages": messages[1:], "max_tokens": 9, "model": "m"}),
+        ):
+            async with client.post(f"{address}/rollouts/r1/v1/{path}", json=body) as response:
+                assert response.status == 200, await response.text()
+    process.send_signal(signal.SIGINT)
+    await process.communicate()
+    [trajectory] = art.load_trajectories(tmp_path / "run")
+    shown = [request["messages"][0]["content"] for request in upstream.requests]
+    shown += [call.request["messages"][0]["content"] for call in trajectory.calls]
+    assert shown == ["Answer in one word. Today is Monday."] * 4
 
 
 @pytest.mark.engines

@@ -18,6 +18,7 @@ class WithPrompts(Plugins):
     def __init__(self, file: str | Path, *extra: object) -> None:
         super().__init__(*extra)
         self.source = self._source(Path(file).absolute())
+        self.prompts = self.source.identity
 
     def _source(self, file: Path) -> Fixed | Current:
         return Fixed(file)

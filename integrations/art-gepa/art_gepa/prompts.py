@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import re
@@ -140,6 +141,8 @@ class Fixed:
     def __init__(self, file: Path) -> None:
         self._file, self._edits = file, read(file)
         self._matched, self._unmatched = False, 0
+        texts = json.dumps([asdict(change) for change in self._edits.changes])
+        self.identity = f"those of a file ({hashlib.sha256(texts.encode()).hexdigest()[:8]})"
 
     def edits(self) -> Edits:
         """Return the changes."""
@@ -158,6 +161,8 @@ class Fixed:
 
 class Current:
     """The changes that a file holds now. A search rewrites it between rollouts, and the serving process reads it."""
+
+    identity = "a candidate's"
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 import art_audit
 import art_core as art
 from art_core.errors import ArtError, ConfigError
-from art_core.testing import FakeEngine
+from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.provider import PlainProvider
 from art_gepa import WithPrompts, optimize
 from scripted_training import ScriptedModel
@@ -93,6 +93,21 @@ async def test_a_better_prompt_is_found_written_and_used(tmp_path):
     assert (
         [call.request["messages"][0]["content"]] == SEEN == ["Today is day 3. Repeat the word of the user in capitals."]
     )
+
+
+async def test_other_prompts_are_another_experiment(tmp_path):
+    result = await search(tmp_path / "search", Scripted())
+
+    async def train(steps, **more):
+        await art.train(
+            agent, TASKS, model="tiny", engine=FakeEngine(reply), learner=CountingLearner(), reward=reward, steps=steps,
+            run_dir=tmp_path / "run", progress=False, **more,
+        )  # fmt: skip
+
+    await train(1, plugins=WithPrompts(result.file))
+    await train(2, plugins=WithPrompts(result.file))
+    with pytest.raises(ConfigError, match=r"prompts .* those of a file \(\w{8}\) .* the agent's own"):
+        await train(3)
 
 
 @pytest.mark.system
