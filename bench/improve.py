@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import art_core as art
+from art_core.store.run_folder import last_checkpoint
 from art_improve import Improvement, improve
+from art_improve.command import change
 from bench.tables import table
 from examples.email_search import agent as mailbox
 from examples.email_search.reward import reward as mailbox_reward
@@ -66,7 +68,9 @@ def teacher_of(name: str, out: Path) -> Path:
             suite.build(), training_tasks(500, TEACHER_SEED), model="tiny", reward=suite.reward, steps=steps, seed=TEACHER_SEED,
             decay_steps=10, run_dir=run_dir, **suite.settings,
         )  # fmt: skip
-    return max((run_dir / "checkpoints").glob("step-*"))
+    checkpoint = last_checkpoint(run_dir)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def improved(name: str, seed: int, options: argparse.Namespace, teacher: Path) -> Improvement:
@@ -92,6 +96,11 @@ def alone(name: str, seed: int, options: argparse.Namespace) -> float:
     return json.loads((run_dir / "report.json").read_text())["after"]["success"]
 
 
+def short(report: str) -> str:
+    """Return the success of a report, without its interval."""
+    return report.removeprefix("success ").partition(" ")[0]
+
+
 def main(options: argparse.Namespace) -> None:
     """Measure and print."""
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
@@ -102,20 +111,25 @@ def main(options: argparse.Namespace) -> None:
         mailbox.SYSTEM_PROMPT = SUITES[name].prompt
         for seed in options.seeds:
             result, other = improved(name, seed, options, teacher), alone(name, seed, options)
-            levers = ", ".join(
-                f"{it.lever} {100 * it.value:+.1f} ± {100 * it.margin:.1f} ({it.rollouts})"
-                for it in result.contributions
-            )
+            levers = "; ".join(f"{it.lever}, {it.rollouts}: {change(it)}" for it in result.contributions)
             rows.append(
                 [
-                    name, str(seed), f"{result.before:.1%}", f"{other:.1%}", f"{result.after:.1%}", levers,
+                    name, str(seed), short(result.before), f"{other:.1%}", short(result.after), levers,
                     f"{result.seconds:.0f} / {', '.join(f'{it.seconds:.0f}' for it in result.forecasts)}",
                 ]
             )  # fmt: skip
             print(table(HEAD, rows), flush=True)
 
 
-HEAD = ["suite", "seed", "start", "GRPO alone", "improve", "contributions in points (rollouts)", "seconds / forecast"]
+HEAD = [
+    "suite",
+    "seed",
+    "start",
+    "GRPO alone",
+    "improve",
+    "rollouts and contribution of each lever",
+    "seconds / forecast",
+]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

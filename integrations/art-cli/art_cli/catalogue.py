@@ -55,7 +55,7 @@ NEEDS = {
     ADAPTERS["pydantic_ai"]: [ADAPTERS["openai"]],
     "art-http": ["art-gateway"],
     **{plugin: ["art-http"] for plugin in FRAMEWORKS.values()},
-    "art-improve": ["art-gepa"],
+    "art-improve": ["art-compare", "art-gepa"],
     "art-langfuse": ["art-embedded", "art-tasks"],
     "art-vllm": ["art-embedded"],
     "art-server": ["art-classic"],

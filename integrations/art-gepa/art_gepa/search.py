@@ -101,8 +101,7 @@ async def optimize(
             f"{plural(len(tasks), 'task')} can't show which prompt is better; pass at least {FEWEST_TASKS}"
         )
     limits = Limits(rollouts, max_cost, perfect)
-    fewest = limits.first(tasks) + limits.step(limits.validation(tasks))
-    if rollouts < fewest:
+    if rollouts < (fewest := limits.fewest(tasks)):
         raise ConfigError(
             f"rollouts={rollouts} is too few for a single step on {len(tasks)} tasks; pass {fewest} or more"
         )
@@ -152,9 +151,9 @@ class Limits:
     """When a search ends."""
 
     rollouts: int
-    cost: float | None
+    cost: float | None = None
     """Maximum cost of the reflector, in US dollars."""
-    perfect: float
+    perfect: float = 1.0
     """A mean reward that can't be better."""
 
     def validation(self, tasks: Sequence[Any]) -> int:
@@ -166,6 +165,10 @@ class Limits:
         prompt that contains the task would look constant."""
         validation = self.validation(tasks)
         return len(tasks) if validation < FEW else validation
+
+    def fewest(self, tasks: Sequence[Any]) -> int:
+        """Return the rollouts of a search with a single step."""
+        return self.first(tasks) + self.step(self.validation(tasks))
 
     def step(self, validation: int) -> int:
         """Return the maximum of rollouts in a step: a minibatch with the old and the new text, then the validation tasks."""

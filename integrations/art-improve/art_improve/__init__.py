@@ -1,4 +1,4 @@
-"""One budget for three levers, on an agent that nobody changed: better prompts, a teacher, better weights."""
+"""One budget for an agent that nobody changed: better prompts, then a teacher, then GRPO."""
 
 from __future__ import annotations
 

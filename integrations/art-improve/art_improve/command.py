@@ -11,19 +11,28 @@ from rich.console import Console
 from rich.table import Table
 
 from art_cli.arguments import load_agent, load_object, load_reward, load_tasks, parse_settings
-from art_cli.main import AGENT, TASKS, Model, Reward, RunDir, Settings, resume_hint
+from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, TASKS, Model, Reward, RunDir, Settings, resume_hint
 from art_core.plugin_api import plural
 from art_core.store.run_folder import new_run_dir
 from art_gepa.command import is_function
 from art_improve.forecast import duration
 
 if TYPE_CHECKING:
-    from art_improve.improve import Improvement
+    from art_improve.improve import Contribution, Improvement
 
 NOT_SETTABLE = (
-    "reward", "model", "steps", "seed", "run_dir", "teacher", "loss", "eval_tasks", "eval_every", "plugins", "allow_changes",
-)  # fmt: skip
-"""Keywords of ``art.train`` that ``--set`` refuses, because the command passes them itself."""
+    "reward",
+    "model",
+    "seed",
+    "run_dir",
+    "teacher",
+    "trackers",
+    "rollouts",
+    "reflector",
+    "max_cost",
+    "held_out",
+)
+"""Keywords that ``--set`` refuses, because the command passes them itself."""
 
 
 def improve(
@@ -35,22 +44,25 @@ def improve(
     rollouts: Annotated[int, typer.Option(min=1, help="The budget, without the rollouts of held-out tasks.")] = 2000,
     reflector: Annotated[
         str | None,
-        typer.Option(help="Writes better prompts, as of `art optimize`; without it, prompts stay as they are."),
+        typer.Option(help="Writes better prompts, as in `art optimize`. Without it, prompts stay as they are."),
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(help="End the search once the reflector has cost this many US dollars.")
     ] = None,
     teacher: Annotated[
         str | None,
-        typer.Option(
-            help="A better model with the same tokenizer: a folder or a Hugging Face name; without it, only GRPO trains."
-        ),
+        typer.Option(help="A better model with the same tokenizer: a folder or Hugging Face name. Without it, only GRPO trains."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the tasks' order and of sampling.")] = 0,
+    tracker: Annotated[list[str] | None, typer.Option(help="Where to log the training, such as wandb; repeatable.")] = None,
     forecast_only: Annotated[bool, typer.Option("--forecast", help="Say what it will cost, and stop.")] = False,
     run_dir: RunDir = None,
     set_: Settings = None,
-) -> None:
-    """Improve an agent on one budget: better prompts first, then a teacher and GRPO in turns, whichever gains more per rollout.
+) -> None:  # fmt: skip
+    """Improve an agent on one budget: better prompts, then a teacher, then GRPO.
 
-    The held-out tasks measure what each contributed. What it will cost is printed after a first measurement.
+    The held-out tasks measure what each contributed. What everything will cost is printed after a first measurement. Exit codes
+    as of `art train`.
     """
     from art_improve.improve import improve as start
 
@@ -62,31 +74,42 @@ def improve(
     with resume_hint(run_dir, again, "continues where it stopped"):
         work = start(
             *loaded, model=model, reward=load_reward(reward), held_out=load_tasks(held_out), rollouts=rollouts,
-            reflector=load_object(reflector) if reflector and is_function(reflector) else reflector, teacher=teacher,
-            forecast_only=forecast_only, run_dir=run_dir, seed=seed, say=console.print, **settings,
+            reflector=load_object(reflector) if reflector and is_function(reflector) else reflector, max_cost=max_cost,
+            teacher=teacher, trackers=tracker or (), forecast_only=forecast_only, run_dir=run_dir, seed=seed, say=console.print,
+            **settings,
         )  # fmt: skip
         result = asyncio.run(work)
+    if stopped := result.stopped:
+        console.print(f"training ended early: {stopped}; {again} continues, with other settings if you pass them")
+        raise typer.Exit(MAY_PASS if stopped.may_pass else ENDED_EARLY)
     if forecast_only:
-        console.print(f"to spend the rest: {again}, without --forecast")
+        console.print(f"{again} and without --forecast spends the rest")
     else:
         show(result, console)
 
 
 def show(result: Improvement, console: Console) -> None:
     """Print what each lever contributed, and what to do with it."""
-    table = Table("lever", "held-out success", "rollouts", "time", "reflector")
+    table = Table("lever", "held out", "rollouts", "time", "reflector")
     for it in result.contributions:
-        rise = f"{100 * it.value:+.1f} ± {100 * it.margin:.1f} points"
-        table.add_row(
-            it.lever, rise, f"{it.rollouts:,}", duration(it.seconds), f"${it.dollars:.2f}" if it.dollars else "-"
-        )
+        dollars = f"${it.dollars:.2f}" if it.dollars else "-"
+        table.add_row(it.lever, change(it), f"{it.rollouts:,}", duration(it.seconds), dollars)
     console.print(table)
     expected = ", then ".join(duration(it.seconds) for it in result.forecasts)
     took = f"{plural(result.rollouts, 'rollout')}, {duration(result.seconds)}; forecast: {expected}"
-    console.print(f"held out: {result.before:.1%} -> {result.after:.1%} ({took})")
-    if result.stopped:
-        console.print(f"training ended early: {result.stopped}")
-    if result.prompts:
-        console.print(f"better prompts: {result.prompts}; pass them with --prompts, or put them into the agent")
+    console.print(f"held out: {result.before} -> {result.after} ({took})")
+    prompts = f" --prompts {result.prompts}" if result.prompts else ""
+    if prompts:
+        console.print(f"better prompts: pass{prompts}, or put them into the agent")
     if result.weights:
-        console.print(f"better weights: art gateway --run-dir {result.weights}")
+        console.print(f"next: art gateway --model {result.weights}{prompts}")
+
+
+def change(contribution: Contribution) -> str:
+    """Return what a lever contributed, with its 95 % interval."""
+    if contribution.difference is None:
+        return "not scored"
+    value, (low, high) = contribution.difference.value, contribution.difference.interval
+    if contribution.measure == "success":
+        return f"{100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"reward {value:+.3f} ({low:+.3f} to {high:+.3f})"

@@ -46,10 +46,10 @@ class Costs:
         return Costs(self.start, seconds, self.searched * share, self.trained * share)
 
 
-def costs(evaluation: JsonDict, steps: Collection[JsonDict]) -> Costs:
-    """Return the costs, from an evaluation and a step of each lever, each measured with its start."""
-    start = fmean(step["seconds"] - step["step_seconds"] for step in steps)
-    sampled = max(0.0, evaluation["seconds"] - start) / len(evaluation["successes"])
+def costs(evaluation: JsonDict, tasks: int, steps: Collection[JsonDict]) -> Costs:
+    """Return the costs, from an evaluation of so many tasks and a step of each lever, each measured with its start."""
+    start = max(0.0, fmean(step["seconds"] - step["step_seconds"] for step in steps))
+    sampled = max(0.0, evaluation["seconds"] - start) / tasks
     return Costs(
         start, evaluation["seconds"], sampled, fmean(step["step_seconds"] / step["rollouts"] for step in steps)
     )

@@ -15,24 +15,23 @@ FILE = "improve.json"
 
 
 class Journal:
-    """The finished parts of a call in ``run_dir``, by name, with how many seconds each took.
+    """The finished parts of a call in ``run_dir``, by name, with the seconds that each took.
 
-    Raises ConfigError if the folder was begun with other arguments than ``asked``.
+    Raises ConfigError if the folder was begun with different arguments than ``asked``.
     """
 
     def __init__(self, run_dir: Path, asked: JsonDict) -> None:
         self._file = run_dir / FILE
-        run_dir.mkdir(parents=True, exist_ok=True)
         known = json.loads(self._file.read_text()) if self._file.exists() else {}
         begun = known.get("asked", asked)
         if different := [name for name in asked if begun.get(name) != asked[name]]:
             raise ConfigError(
-                f"{run_dir} was begun with another {', '.join(different)}; pass another run_dir, or what it was begun with"
+                f"{run_dir} was begun with different arguments ({', '.join(different)}); pass the same ones, or another run_dir"
             )
         self._content = {"asked": asked, "parts": known.get("parts", {})}
 
     async def once(self, name: str, work: Callable[[], Awaitable[JsonDict]]) -> JsonDict:
-        """Return what ``work`` returned when it was finished, now or in an earlier call; ``seconds`` is what it took then."""
+        """Return what ``work`` returned when it was finished, now or in an earlier call."""
         parts = self._content["parts"]
         if name not in parts:
             begun = time.monotonic()
