@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,14 +205,12 @@ class _Course:
     async def _train(self) -> None:
         """Learn from the teacher until the model is close to it, and then without."""
         if self.parts.teacher:
-            part, first, size = self._teachers_part, None, self._tranche
-            for number in itertools.count(1):
-                entry = await self._spend(f"{TEACHER} {number}", TEACHER, min(size, part))
+            part, size = self._teachers_part, self._tranche
+            distances: list[float] = []
+            while part >= self.parts.per_step(TEACHER) and not (distances and distances[-1] < CLOSE * distances[0]):
+                entry = await self._spend(f"{TEACHER} {len(distances) + 1}", TEACHER, min(size, part))
                 part -= entry["rollouts"]
-                first = entry["distance"] if first is None else first
-                near = first is not None and entry["distance"] < CLOSE * first
-                if near or part < self.parts.per_step(TEACHER):
-                    break
+                distances.append(math.nan if entry["distance"] is None else entry["distance"])
             await self._measure(TEACHER)
         await self._spend(WEIGHTS, WEIGHTS, self._left)
         await self._measure(WEIGHTS)

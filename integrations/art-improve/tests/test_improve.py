@@ -17,7 +17,7 @@ from examples.email_search import agent as mailbox
 from examples.email_search.reward import reward
 from examples.email_search.tasks import SYSTEM_PROMPT, held_out_tasks, training_tasks
 
-SMALL = {"tasks_per_step": 4, "group_size": 2, "learning_rate": 1e-3}
+SMALL = {"tasks_per_step": 4, "group_size": 2, "learning_rate": 1e-3, "max_tokens": 64}
 PARTS = ("held-out-0", "forecast-teacher", "forecast-weights", "prompts", "held-out-1")
 REST = ("teacher 1", "held-out-2", "weights", "held-out-3")
 
