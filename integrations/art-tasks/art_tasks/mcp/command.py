@@ -78,11 +78,12 @@ def from_mcp(
     ):
         tried = asyncio.run(make_tasks(wanted))
     if not tried.solved:
+        if UNTRIED.exists():
+            say(
+                f"no task was solved; to try those in {UNTRIED} again, repeat the command with another --solver or more --tries"
+            )
         say(
-            f"no task was solved; to try those in {UNTRIED} again, repeat the command with another --solver or more --tries"
-        )
-        say(
-            "to have others written, delete that file, and pass --about with what the server holds, or a better --author"
+            "for other tasks, delete that file if there is one, and pass --about with what the server holds, or a better --author"
         )
         raise typer.Exit(1)
     files = _save_split(tried.solved, share, out, held_out)
