@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from art_core.store.run_folder import last_checkpoint
 from bench.tables import table
 from examples.email_search.train import run
 
@@ -54,7 +55,7 @@ def curve(run_dir: Path) -> dict[int, float]:
 def main(options: argparse.Namespace) -> None:
     """Train and print."""
     taught = train(options, "teacher", options.teacher_seed, options.steps, **GRPO)
-    teacher, success = max((taught / "checkpoints").glob("step-*")), curve(taught)[options.steps]
+    teacher, success = last_checkpoint(taught), curve(taught)[options.steps]
     wanted = SHARE * success
     print(f"teacher {success:.1%}, wanted {wanted:.1%}")
     rows = []

@@ -16,15 +16,14 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider
 from bench.tables import table
 
 CITIES = {
@@ -160,36 +159,6 @@ class Provider:
         return 0.5 * (task.found in said) + 0.25 * (task.tool in said) + 0.25 / (1 + len(said) // 200)
 
 
-@contextmanager
-def serving(provider: Provider) -> Iterator[str]:
-    """Serve chat completions in a thread, and give the base URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **provider.answer(body)}}
-            usage = {"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 20}
-            head = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"]}
-            content = json.dumps({**head, "choices": [choice], "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def measure(name: str, options: argparse.Namespace) -> list[str]:
     """Write tasks for a server, train on them, and return a row."""
     folder = (options.out / name).resolve()
@@ -198,7 +167,8 @@ def measure(name: str, options: argparse.Namespace) -> list[str]:
     provider = Provider(make(folder / "data"))
     where = command.format(uvx=options.uvx, npx=options.npx, folder=folder / "data")
     passed = [f"--env={it}" for it in os.environ if it.startswith(PASSED_ON)]
-    with serving(provider) as url:
+    with PlainProvider(FakeEngine(provider.answer), {}).running() as served:
+        url = served.base_url
         env = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": "unused"}
 
         def art(*arguments: str) -> str:

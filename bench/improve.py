@@ -59,16 +59,20 @@ SUITES = {
 """The rates are the examples' own."""
 
 
-def teacher_of(name: str, out: Path) -> Path:
-    """Return a checkpoint that GRPO trained on twice the budget, with the example's own prompt."""
-    suite, run_dir = SUITES[name], out / name / "teacher"
-    steps = 2 * suite.budget // 64
+def trained(suite: Suite, seed: int, budget: int, run_dir: Path, **settings: Any) -> Path:
+    """Train with GRPO alone unless it is done already; return the run folder."""
     if not (run_dir / "report.json").is_file():
         art.train_sync(
-            suite.build(), training_tasks(500, TEACHER_SEED), model="tiny", reward=suite.reward, steps=steps, seed=TEACHER_SEED,
-            decay_steps=10, run_dir=run_dir, **suite.settings,
+            suite.build(), training_tasks(500, seed), model="tiny", reward=suite.reward, steps=budget // 64, seed=seed,
+            run_dir=run_dir, **suite.settings, **settings,
         )  # fmt: skip
-    checkpoint = last_checkpoint(run_dir)
+    return run_dir
+
+
+def teacher_of(name: str, out: Path) -> Path:
+    """Return a checkpoint that GRPO trained on twice the budget, with the example's own prompt."""
+    suite = SUITES[name]
+    checkpoint = last_checkpoint(trained(suite, TEACHER_SEED, 2 * suite.budget, out / name / "teacher", decay_steps=10))
     assert checkpoint is not None
     return checkpoint
 
@@ -88,11 +92,7 @@ def improved(name: str, seed: int, options: argparse.Namespace, teacher: Path) -
 def alone(name: str, seed: int, options: argparse.Namespace) -> float:
     """Return the held-out success after GRPO alone, with as many rollouts."""
     suite, run_dir = SUITES[name], options.out / name / f"alone-{seed}"
-    if not (run_dir / "report.json").is_file():
-        art.train_sync(
-            suite.build(), training_tasks(500, seed), model="tiny", reward=suite.reward, steps=suite.budget // 64, seed=seed,
-            decay_steps=5, run_dir=run_dir, eval_tasks=held_out_tasks(options.tasks), **suite.settings,
-        )  # fmt: skip
+    trained(suite, seed, suite.budget, run_dir, decay_steps=5, eval_tasks=held_out_tasks(options.tasks))
     return json.loads((run_dir / "report.json").read_text())["after"]["success"]
 
 

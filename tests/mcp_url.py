@@ -1,5 +1,6 @@
 """An MCP server at a URL, which wants a token."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,11 +10,12 @@ from starlette.responses import PlainTextResponse
 
 @contextmanager
 def at_url(token: str, refuses: list[int] | None = None) -> Iterator[str]:
-    """Serve one tool from a thread, and give the URL. A status in ``refuses`` answers one call of the tool."""
+    """Serve two tools from a thread, and give the URL. A status in ``refuses`` answers one call of the tool."""
     from mcp.server import MCPServer
 
     weather = MCPServer("weather")
     weather.tool()(rainy_days)
+    weather.tool()(forecast)
     app = weather.streamable_http_app()
 
     async def guarded(scope, receive, send):
@@ -30,3 +32,13 @@ def at_url(token: str, refuses: list[int] | None = None) -> Iterator[str]:
 def rainy_days(city: str) -> int:
     """Return the rainy days in a year."""
     return {"Rome": 79, "Bergen": 202, "Cairo": 4}[city]
+
+
+asked, may_answer = threading.Event(), threading.Event()
+
+
+def forecast() -> str:
+    """Return the weather, once ``may_answer`` is set."""
+    asked.set()
+    may_answer.wait(10)
+    return "rain"

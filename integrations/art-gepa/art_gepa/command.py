@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -56,14 +56,19 @@ def optimize(
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
         work = search.optimize(
             *loaded, model=model, reward=load_reward(reward), rollouts=rollouts, max_cost=max_cost,
-            reflector=load_object(reflector) if is_function(reflector) else reflector, seed=seed, run_dir=run_dir,
+            reflector=load_reflector(reflector), seed=seed, run_dir=run_dir,
             held_out=load_tasks(held_out) if held_out else None, **settings,
         )  # fmt: skip
         result = asyncio.run(work)
     show(result)
 
 
-def is_function(name: str) -> bool:
+def load_reflector(name: str) -> Any:
+    """Return the function that MODULE:NAME names; any other name is a LiteLLM model string."""
+    return load_object(name) if _is_function(name) else name
+
+
+def _is_function(name: str) -> bool:
     """Return whether a reflector is MODULE:NAME or FILE.py:NAME; ollama/qwen3:8b is a model."""
     return ":" in name and ("/" not in name or ".py:" in name)
 

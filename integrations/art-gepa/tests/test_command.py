@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from art_cli import main
 from art_cli.arguments import with_prompts
 from art_core.errors import ConfigError
-from art_gepa.command import is_function
+from art_gepa.command import _is_function
 
 APP = """
 from openai import AsyncOpenAI
@@ -67,5 +67,5 @@ def test_prompts_of_a_missing_file_are_refused(tmp_path):
 
 
 def test_a_model_with_a_colon_in_its_name_is_no_function():
-    assert not is_function("ollama/qwen3:8b") and not is_function("openai/gpt-6-luna")
-    assert is_function("package.module:reflect") and is_function("examples/reflect.py:reflect")
+    assert not _is_function("ollama/qwen3:8b") and not _is_function("openai/gpt-6-luna")
+    assert _is_function("package.module:reflect") and _is_function("examples/reflect.py:reflect")

@@ -10,28 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from art_cli.arguments import load_agent, load_object, load_reward, load_tasks, parse_settings
+from art_cli.arguments import load_agent, load_reward, load_tasks, parse_settings
 from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, TASKS, Model, Reward, RunDir, Settings, resume_hint
 from art_core.plugin_api import plural
 from art_core.store.run_folder import new_run_dir
-from art_gepa.command import is_function
+from art_gepa.command import load_reflector
 from art_improve.forecast import duration
 
 if TYPE_CHECKING:
     from art_improve.improve import Contribution, Improvement
 
 NOT_SETTABLE = (
-    "reward",
-    "model",
-    "seed",
-    "run_dir",
-    "teacher",
-    "trackers",
-    "rollouts",
-    "reflector",
-    "max_cost",
-    "held_out",
-)
+    "reward", "model", "seed", "run_dir", "teacher", "trackers", "rollouts", "reflector", "max_cost", "held_out",
+)  # fmt: skip
 """Keywords that ``--set`` refuses, because the command passes them itself."""
 
 
@@ -69,13 +60,12 @@ def improve(
     run_dir = run_dir or new_run_dir(f"improve-{Path(model).name}")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     settings = parse_settings(set_ or [], NOT_SETTABLE)
-    loaded = load_agent(agent), load_tasks(tasks)
     again = f"the same command with --run-dir {run_dir}"
     with resume_hint(run_dir, again, "continues where it stopped"):
         work = start(
-            *loaded, model=model, reward=load_reward(reward), held_out=load_tasks(held_out), rollouts=rollouts,
-            reflector=load_object(reflector) if reflector and is_function(reflector) else reflector, max_cost=max_cost,
-            teacher=teacher, trackers=tracker or (), forecast_only=forecast_only, run_dir=run_dir, seed=seed, say=console.print,
+            load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), held_out=load_tasks(held_out),
+            rollouts=rollouts, reflector=reflector and load_reflector(reflector), max_cost=max_cost, teacher=teacher,
+            trackers=tracker or (), forecast_only=forecast_only, run_dir=run_dir, seed=seed, say=console.print,
             **settings,
         )  # fmt: skip
         result = asyncio.run(work)

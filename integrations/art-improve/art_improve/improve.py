@@ -94,9 +94,9 @@ async def improve(
 
     First a ``reflector`` searches for better prompts, as in ``art_gepa.optimize``, for at most ``max_cost`` US dollars. Then the
     model learns from a ``teacher``, as with ``loss="distill"``, until it is close to it, and for the rest of the budget with
-    ``loss``. Without a reflector or a teacher, their lever is left out. ``settings`` are fields of ``TrainConfig``. Before most
-    of the budget is spent, ``say`` is told what it will cost, and ``forecast_only`` ends there. The same call with the
-    ``run_dir`` of an interrupted one continues it.
+    ``loss``. Without a reflector or a teacher, their lever is left out. ``settings`` are fields of ``TrainConfig``. ``say``
+    prints the forecast before most of the budget is spent; ``forecast_only`` stops there. The same call with the ``run_dir`` of
+    an interrupted one continues it.
     """
     check_tasks(tasks)
     check_tasks(held_out, "held_out")
@@ -224,10 +224,13 @@ class _Course:
         return entry
 
     @property
+    def _search_left(self) -> int:
+        return 0 if PROMPTS in dict(self.spent) else self.search_budget
+
+    @property
     def _left(self) -> int:
         """What is left of the budget for training."""
-        search = 0 if PROMPTS in dict(self.spent) else self.search_budget
-        return self.budget - search - sum(part["rollouts"] for _, part in self.spent)
+        return self.budget - self._search_left - sum(part["rollouts"] for _, part in self.spent)
 
     @property
     def _teachers_part(self) -> int:
@@ -239,11 +242,10 @@ class _Course:
         return max(self._teachers_part // TRANCHES, FEWEST_STEPS * self.parts.per_step(TEACHER))
 
     def _forecast(self, known: Costs) -> Forecast:
-        searched = 0 if PROMPTS in dict(self.spent) else self.search_budget
         trainings = 1 + (-(-self._teachers_part // self._tranche) if self.parts.teacher else 0)
-        evaluations = bool(searched) + len(self.levers)
+        evaluations = bool(self._search_left) + len(self.levers)
         seconds = sum(part["seconds"] for _, part in (*self.measured, *self.spent))
-        seconds += known.to_come(searched, self._left, trainings, evaluations)
+        seconds += known.to_come(self._search_left, self._left, trainings, evaluations)
         return Forecast(self.budget, (len(self.measured) + evaluations) * len(self.parts.held_out), seconds)
 
     def _result(self, forecasts: tuple[Forecast, ...], stopped: StoppedEarly | None) -> Improvement:

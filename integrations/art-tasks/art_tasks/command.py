@@ -16,7 +16,7 @@ import art_core as art
 from art_core.errors import ConfigError
 from art_core.plugin_api import Plugins, plural
 from art_tasks.console import say
-from art_tasks.mcp.command import from_mcp
+from art_tasks.from_mcp import from_mcp
 
 if TYPE_CHECKING:
     from art_tasks.traffic import Curated, Traffic

@@ -6,10 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from http_server import serving
 from mcp_url import at_url
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 from typer.testing import CliRunner
 
 pytest.importorskip("mcp")
@@ -18,8 +15,9 @@ pytest.importorskip("datasketch")
 
 import art_core as art
 from art_cli.main import command
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, UpstreamError
 from art_core.testing import FakeEngine
+from art_core.testing.provider import PlainProvider
 from art_ruler.answer import SCHEMA, read_scores
 from art_ruler.judge import FunctionJudge, JudgeError
 from art_ruler.judge_choice import judge_of
@@ -92,6 +90,10 @@ def scored(score):
 
 
 async def judging(messages):
+    return judged(messages)
+
+
+def judged(messages):
     """Full marks for an answer with a number of days; no answer for Cairo."""
     transcript = messages[-1]["content"]
     if "Cairo" in transcript:
@@ -142,29 +144,21 @@ def test_the_judge_is_shown_task_rubric_and_transcript():
 
 
 def provider(asked):
-    """An address at which a provider answers as author, as solver (who fails for Cairo) and as judge; ``asked`` counts."""
+    """What a provider answers as author, as solver (who fails for Cairo) and as judge; ``asked`` counts."""
 
-    async def complete(request):
-        body = await request.json()
-        role = body["messages"][0]["content"]
-        if body.get("tools"):
+    def reply(request):
+        if request.get("tools"):
             asked["solver"] += 1
-            if asked["fails for Rome"] and "Rome" in json.dumps(body):
-                return JSONResponse({"error": {"message": "not today"}}, status_code=400)
-            said = says(body)
-            said = {"content": None, **said} if isinstance(said, dict) else {"content": said}
-        elif role.startswith("You write tasks"):
+            if asked["fails for Rome"] and "Rome" in json.dumps(request):
+                raise UpstreamError("not today", status=400)
+            return says(request)
+        if request["messages"][0]["content"].startswith("You write tasks"):
             asked["author"] += 1
-            said = {"content": json.dumps([task(city) for city in (*CITIES, "Bergen")])}
-        else:
-            asked["judge"] += 1
-            said = {"content": (await judging(body["messages"])).replace("I would rather not say.", scored(0))}
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **said}}
-        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-        head = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"]}
-        return JSONResponse({**head, "choices": [choice], "usage": usage})
+            return json.dumps([task(city) for city in (*CITIES, "Bergen")])
+        asked["judge"] += 1
+        return judged(request["messages"]).replace("I would rather not say.", scored(0))
 
-    return serving(Route("/v1/chat/completions", complete, methods=["POST"]))
+    return PlainProvider(FakeEngine(reply), {})
 
 
 def from_mcp(*more):
@@ -177,9 +171,9 @@ def at_provider(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
     asked = Counter()
-    with provider(asked) as address:
+    with provider(asked).running() as served:
         for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
-            monkeypatch.setenv(name, f"{address}/v1")
+            monkeypatch.setenv(name, served.base_url)
         yield asked
 
 

@@ -1,5 +1,6 @@
 """The connection to an MCP server: by command and by URL, and what happens if the server is slow, broken or gone."""
 
+import asyncio
 import os
 import pickle
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
+import mcp_url
 from mcp_url import at_url
 
 from art_core.errors import AgentError, ConfigError
@@ -75,6 +77,27 @@ async def test_rollouts_share_a_process_and_one_that_ended_during_a_call_is_star
     with pytest.raises(AgentError, match="ended or refused a request: Connection closed; it said:\ngood bye"):
         await server.call("leave", {})
     assert await server.call("note", {"text": "b"}) == "1 notes"
+
+
+async def test_each_call_in_flight_is_told_that_the_server_ended():
+    server = Server(WEATHER)
+    await server.tools()
+    results = await asyncio.gather(*(server.call("leave", {}) for _ in range(8)), return_exceptions=True)
+    assert [type(it).__mro__[1] for it in results] == [AgentError] * 8
+
+
+async def test_a_call_in_flight_is_told_so_if_another_one_loses_the_connection():
+    refuses = []
+    mcp_url.asked.clear()
+    mcp_url.may_answer.clear()
+    with at_url("token", refuses) as url:
+        server = Server(url, headers={"Authorization": "Bearer token"})
+        waiting = asyncio.create_task(server.call("forecast", {}))
+        await asyncio.to_thread(mcp_url.asked.wait, 10)
+        refuses.append(502)
+        results = await asyncio.gather(waiting, server.call("rainy_days", {"city": "Rome"}), return_exceptions=True)
+        mcp_url.may_answer.set()
+    assert [isinstance(it, AgentError) for it in results] == [True, True], results
 
 
 async def test_a_process_that_was_killed_between_calls_is_started_again():
@@ -142,7 +165,7 @@ async def test_a_url_is_called_with_headers_whose_keys_come_from_the_environment
     monkeypatch.setenv("WEATHER_USER", "me")
     with at_url("rain-or-shine") as url:
         server = Server(f"{url}?user=$WEATHER_USER", headers={"Authorization": "Bearer $WEATHER_TOKEN"})
-        assert [tool["function"]["name"] for tool in await server.tools()] == ["rainy_days"]
+        assert [tool["function"]["name"] for tool in await server.tools()] == ["rainy_days", "forecast"]
         assert await server.call("rainy_days", {"city": "Rome"}) == "79"
         with pytest.raises(ConfigError, match="no connection to the MCP server") as raised:
             await Server(url, headers={"Authorization": "Bearer sunny-side"}).tools()

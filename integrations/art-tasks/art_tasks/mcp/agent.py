@@ -20,22 +20,19 @@ def agent_of(
     model: str = "policy",
     system: str = SYSTEM,
     max_calls: int = 8,
-    max_tokens: int | None = None,
 ) -> Pregel:
     """Return a LangGraph graph that calls the model and the server's tools it asks for, until it asks for none.
 
     ``server`` is a ``Server`` or the address of one. ``model`` is the name that is sent to OpenAI's API, or to the server at
     OPENAI_BASE_URL, if the agent runs by itself; in training and evaluation the policy answers. ``max_calls`` is the limit of a
-    rollout's model calls, ``max_tokens`` that of an answer's tokens (None: the model's, in training the run's).
+    rollout's model calls.
     """
     from langchain_core.messages import AIMessage, SystemMessage, ToolMessage
     from langchain_openai import ChatOpenAI
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     tools = server if isinstance(server, Server) else Server(server)
-    chat = ChatOpenAI(
-        model=model, max_tokens=max_tokens, api_key=os.environ.get("OPENAI_API_KEY", "unused: the policy answers")
-    )
+    chat = ChatOpenAI(model=model, api_key=os.environ.get("OPENAI_API_KEY", "unused: the policy answers"))
 
     async def call(state: JsonDict) -> JsonDict:
         bound = chat.bind_tools(await tools.tools())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ArtError, ConfigError
 from art_core.plugin_api import Plugins, model_folder, plural
+from art_core.store import recorded_settings
 from art_core.types import JsonDict, Trajectory
 from art_tasks.console import say
 from art_tasks.traffic.curate import as_lines
@@ -76,7 +77,7 @@ class Wanted:
         if self.run_dir.exists() and not self.run_dir.is_dir():
             raise ConfigError(f"--run-dir {self.run_dir} is a file; pass a folder")
         if self.solver != LIVE:
-            if not (Path(self.solver) / "run.sqlite").exists():
+            if not recorded_settings(self.solver):
                 model_folder(self.solver)
             return Plugins().offer("register_engines", "embedded").check()
         if self.agent is None and not self.author.startswith(OPENAI):

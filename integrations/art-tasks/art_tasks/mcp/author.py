@@ -94,7 +94,7 @@ def _question(
 
 
 def _read(text: str, dropped: Counter[str]) -> list[JsonDict]:
-    """Return the tasks in the model's answer; what is no task is counted in ``dropped``."""
+    """Return the tasks in the model's answer; count everything else in ``dropped``."""
     tasks = []
     for each in _array(text, dropped):
         fields = [each.get(name) if isinstance(each, dict) else None for name in ("input", "rubric")]

@@ -49,7 +49,7 @@ class Connection:
         self._holder = loop.create_task(self._hold(), context=contextvars.Context())
 
     async def request(self, ask: Callable[[Client], Awaitable[T]], seconds: float) -> T:
-        """Return the answer. Raises ConfigError if there is no connection, Lost if there is none any more."""
+        """Return the answer. Raises ConfigError if the server can't be reached, and Lost if the connection breaks."""
         from mcp.shared.exceptions import MCPError
 
         client = await asyncio.shield(self._ready)

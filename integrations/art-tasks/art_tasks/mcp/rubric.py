@@ -36,12 +36,15 @@ class Rubric:
             raise ConfigError("a rubric needs a judge: Rubric('openai/gpt-6-luna'), or set ART_JUDGE")
         self.judge = judge_of(judge, timeout=timeout, retries=retries)
         self.name = f"rubric {self.judge.name}"
+        self._prepared = False
         self.cost = 0.0
         """US dollars so far, as far as they are known."""
 
     async def score(self, group: Group) -> list[float | None]:
         """Return the score of each trajectory, in order; None if there is none."""
-        await asyncio.to_thread(self.judge.prepare)  # imports LiteLLM the first time
+        if not self._prepared:
+            await asyncio.to_thread(self.judge.prepare)  # imports LiteLLM
+            self._prepared = True
         return await asyncio.gather(*map(self._score, group.trajectories))
 
     async def _score(self, trajectory: Trajectory) -> float | None:

@@ -112,13 +112,13 @@ class Server:
 
         tool = (await self._tools()).get(name)
         if tool is None:
-            return f"Error: there is no tool {name!r}"
+            return f"Error: unknown tool {name!r}"
 
         async def called(client: Client) -> Any:
             return await client.call_tool(tool.name, arguments)
 
         try:
-            result = await self._repeated(called, connection.CALL_SECONDS, lambda lost: lost.unread)
+            result = await self._request(called, connection.CALL_SECONDS)
         except (MCPError, RuntimeError) as error:  # RuntimeError: the result doesn't fit the tool's own schema
             return f"Error: {error}"
         text = "\n".join(map(_text, result.content))
@@ -145,16 +145,14 @@ class Server:
 
     async def _read(self, ask: Callable[[Client], Awaitable[T]]) -> T:
         """Return the answer to what changes nothing, and so can be asked again."""
-        return await self._repeated(ask, connection.LIST_SECONDS, lambda lost: True)
+        return await self._request(ask, connection.LIST_SECONDS, repeatable=True)
 
-    async def _repeated(
-        self, ask: Callable[[Client], Awaitable[T]], seconds: float, may_repeat: Callable[[Lost], bool]
-    ) -> T:
-        """Return the answer, over a new connection if the one that there was is lost and ``may_repeat`` allows it."""
+    async def _request(self, ask: Callable[[Client], Awaitable[T]], seconds: float, *, repeatable: bool = False) -> T:
+        """Return the answer. If the connection is lost, ask again over a new one, unless the server may have acted already."""
         try:
             return await self._connection().request(ask, seconds)
         except Lost as lost:
-            if not may_repeat(lost):
+            if not (repeatable or lost.unread):
                 raise
             return await self._connection().request(ask, seconds)
 
@@ -177,7 +175,7 @@ class Server:
 
     @asynccontextmanager
     async def _connected(self, said: TextIO) -> AsyncIterator[Client]:
-        """Give a client; a command's standard error, and a URL's refusals, go to the file ``said``."""
+        """Yield a connected client. A command's standard error and a URL's HTTP errors are written to ``said``."""
         from mcp import Client, StdioServerParameters, stdio_client
         from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
