@@ -62,7 +62,7 @@ class TorchLearner(LearnerBase):
         self.version = 0
         self.config = config
         self.model_folder = str(model_folder)
-        self.loss = _with_settings(loss, kl=config.kl, importance_cap=config.importance_cap)
+        self.loss = with_settings(loss, kl=config.kl, importance_cap=config.importance_cap)
         model = self._load().eval()
         self._size = size = model.num_parameters()
         rank = self._rank(size)
@@ -341,7 +341,7 @@ def _state(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: parameters.get(name, value) for name, value in model.state_dict().items()}
 
 
-def _with_settings(loss: Loss, **settings: float | None) -> Loss:
+def with_settings(loss: Loss, **settings: float | None) -> Loss:
     """Return ``loss`` with the settings that are set as keyword arguments."""
     keywords = {name: value for name, value in settings.items() if value}
     if not keywords:

@@ -241,7 +241,7 @@ def _path_by_path(
     """Compute every path in a row of its own, with the head in chunks if ``chunked``."""
     device = _device(base)
     outputs, order = [], []
-    for path, members in _paths(tree, targets):
+    for path, members in paths(tree, targets):
         ids = _tensor(tree.tokens[path], device)[None]
         rows = _Rows(tree, members, tree.depths[tree.target_contexts[members]], device)
         if chunked:
@@ -259,7 +259,7 @@ def _hidden_states(base: PreTrainedModel, ids: Tensor, keep: Tensor) -> Tensor:
     return base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, keep]
 
 
-def _paths(tree: TokenTree, targets: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def paths(tree: TokenTree, targets: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield root-to-leaf paths (token indices) that together hold ``targets``, each with the targets computed on it."""
     nodes = np.searchsorted(tree.node_starts, tree.target_tokens[targets], side="right") - 1
     leaves = np.arange(len(tree.node_parents))

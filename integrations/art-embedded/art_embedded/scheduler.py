@@ -9,7 +9,7 @@ import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +72,7 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="art-decode", daemon=True)
         self._thread.start()
 
-    def submit(self, generations: list[Generation]) -> None:
+    def submit(self, generations: Sequence[Generation]) -> None:
         """Queue generations; they start as soon as rows are free."""
         self._post(lambda: self._waiting.extend(generations))
 
