@@ -32,6 +32,8 @@ NODE := .node
 PROGRAMS := $(wildcard examples/javascript/*/package-lock.json)
 # The fuzzer, which has wheels for Linux only.
 FUZZ := .fuzz
+# SkyRL's server, which speaks Tinker's API.
+TINKER := .tinker
 # An environment for each framework that doesn't fit into .venv. art-langgraph is in both: deepagents doesn't fit, LangGraph does.
 APART := $(patsubst plugins/%/apart,.apart/%/.ready,$(wildcard plugins/*/apart))
 ELSEWHERE := $(filter-out plugins/art-langgraph/pyproject.toml,$(APART:.apart/%/.ready=plugins/%/pyproject.toml))
@@ -46,7 +48,7 @@ WORKERS ?= 3
 # The processes share two cores: with one thread each, torch takes 5 % less time than with two.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
 # What the tests of engines need: the folders, and the variables that lead there. A folder that is missing does no harm.
-NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(NODE)/.ready $(VLLM)/.ready $(APART)
+NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(NODE)/.ready $(VLLM)/.ready $(TINKER)/.ready $(APART)
 with_engines = ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH"
 export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
@@ -130,6 +132,16 @@ $(NODE)/.ready: $(VENV)/.ready $(PROGRAMS)
 $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 	rm -rf $(VLLM)
 	$(uv_settings) PATH="$(CURDIR)/$(UV)/bin:$$PATH" ART_VLLM_ENV="$(CURDIR)/$(VLLM)" $(BIN)/art doctor --install vllm
+	touch $@
+
+# SkyRL asks for Python 3.12, because pydantic needs its TypedDict; otherwise 3.11 does.
+$(TINKER)/.ready: $(VENV)/.ready integrations/art-tinker/pyproject.toml
+	$(UV)/bin/uv venv --quiet --clear --seed --python $(BIN)/python $(TINKER)
+	$(uv_settings) $(UV)/bin/uv pip install --quiet --python $(TINKER)/bin/python --exclude-newer 2026-11-26 \
+	  --group integrations/art-tinker/pyproject.toml:server
+	$(TINKER)/bin/python -m pip install --quiet --no-deps --ignore-requires-python skyrl==0.4.0
+	echo "import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict" > \
+	  "$$($(TINKER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth"
 	touch $@
 
 # What a framework needs is of one day, because no constraints could hold for all of them.

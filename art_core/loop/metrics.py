@@ -17,8 +17,8 @@ from art_core.types import Group, TokenTree, Trajectory
 STEP_METRICS = frozenset(
     {
         "step", "reward", "call_reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
-        "groups_unscored", "groups_with_contrast", "groups_stale", "same_answer", "staleness", "staleness_max", "seconds",
-        "temperature", "rollout_seconds", "score_seconds", "wait_seconds", "learn_seconds", "memory_bytes",
+        "groups_unscored", "groups_with_contrast", "groups_stale", "prompt_tokens", "same_answer", "staleness", "staleness_max",
+        "seconds", "temperature", "rollout_seconds", "score_seconds", "wait_seconds", "learn_seconds", "memory_bytes",
     }
 )  # fmt: skip
 """If a reward's metric has one of these names, it becomes ``reward/...``; a learner's becomes ``learner/...``."""
@@ -57,6 +57,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "calls": float(sum(len(t.calls) for t in trajectories)),
         "temperature": sum(temperatures) / max(1, len(temperatures)),
         "same_answer": max(answers.values(), default=0) / max(1, len(trajectories)),
+        "prompt_tokens": float(sum(len(c.prompt_ids) for t in trajectories for c in t.calls)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }
 

@@ -43,6 +43,7 @@ PROVIDERS = {
     "vllm": "art-vllm",
     "http": "art-vllm",
     "ray": "art-ray",
+    "tinker": "art-tinker",
     "wandb": "art-wandb",
     "langfuse": "art-langfuse",
     "otel": "art-langfuse",
@@ -57,6 +58,7 @@ NEEDS = {
     **{plugin: ["art-http"] for plugin in FRAMEWORKS.values()},
     "art-improve": ["art-compare", "art-gepa"],
     "art-langfuse": ["art-embedded", "art-tasks"],
+    "art-tinker": ["art-embedded"],
     "art-vllm": ["art-embedded"],
     "art-server": ["art-classic"],
     "art-classic": ["art-embedded"],
@@ -66,7 +68,7 @@ PLUGINS = {*ADAPTERS.values(), "art-classic", "art-openpipe"}
 """Distributions under ``plugins/``."""
 INTEGRATIONS = {
     "art-audit", "art-cli", "art-compare", "art-embedded", "art-gateway", "art-gepa", "art-gguf", "art-hybrid", "art-improve",
-    "art-langfuse", "art-ray", "art-ruler", "art-server", "art-tasks", "art-vllm", "art-wandb",
+    "art-langfuse", "art-ray", "art-ruler", "art-server", "art-tasks", "art-tinker", "art-vllm", "art-wandb",
 }  # fmt: skip
 """Distributions under ``integrations/``."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,42 +23,15 @@ from art_core.learner import checkpoint
 from art_core.learner.gradients import Totals, accumulate, join
 from art_core.learner.sizes import LORA_RANK
 from art_core.learner.torch_learner import with_settings
-from art_core.learner.tree_forward import TreeOutputs, paths
+from art_core.learner.tree_forward import TreeOutputs
 from art_core.types import LearnerBase, Loss, TokenTree, Weights
-from art_tinker.service import SAMPLER, STATE, wait
+from art_tinker.rows import Row, rows_of
+from art_tinker.service import SAMPLER, STATE, download, wait
 
 LEARNING_RATE = 1e-4
 LOSS = "importance_sampling"
 PUBLISHED_SECONDS = 86_400
 """How long a server keeps weights that were published for sampling; those of checkpoints stay."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A path of the tree, as the server computes it."""
-
-    ids: np.ndarray
-    targets: np.ndarray
-    """Which of the trained targets are computed on it."""
-    places: np.ndarray
-    """Where: each target's index into ``ids[1:]``."""
-
-    def datum(self, logprobs: np.ndarray | None = None, advantages: np.ndarray | None = None) -> types.Datum:
-        """Return the row with numbers of its targets (all trained targets' numbers are passed); without, with zeros."""
-        return types.Datum(
-            model_input=types.ModelInput.from_ints(self.ids[:-1].tolist()),
-            loss_fn_inputs={
-                "target_tokens": self.ids[1:],
-                "logprobs": self._spread(logprobs),
-                "advantages": self._spread(advantages),
-            },
-        )
-
-    def _spread(self, numbers: np.ndarray | None) -> np.ndarray:
-        spread = np.zeros(len(self.ids) - 1, dtype=np.float32)
-        if numbers is not None:
-            np.add.at(spread, self.places, numbers[self.targets])
-        return spread
 
 
 class TinkerLearner(LearnerBase):
@@ -74,15 +46,16 @@ class TinkerLearner(LearnerBase):
         self.learning_rate = LEARNING_RATE if config.learning_rate is None else config.learning_rate
         rank = LORA_RANK if config.lora_rank is None else config.lora_rank
         self.choice = f"learner='tinker': an adapter of rank {rank} of {model_folder} on the server"
-        self._model = tinker.ServiceClient().create_lora_training_client(model_folder, rank, config.seed)
-        self._trained_tokens = 0
+        self._downloads = bool(config.learner_args.get("download", True))
+        self._service = tinker.ServiceClient()
+        self._model = self._service.create_lora_training_client(model_folder, rank, config.seed)
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together.
 
-        Metrics are those of the torch learner, without ``entropy`` and ``passes``, and ``trained_tokens``: the total of tokens
-        that the server has computed for gradients, forward and backward. Raises NotFiniteError, with everything unchanged, if
-        the loss or its derivative isn't finite.
+        Metrics are those of the torch learner, without ``entropy`` and ``passes``, and ``trained_tokens``: tokens of the rows
+        that the server computed gradients for. Raises NotFiniteError, with everything unchanged, if the loss or its derivative
+        isn't finite.
         """
         if not trees:
             raise ValueError("step() got no token trees; don't call it if no group has anything to learn from")
@@ -91,7 +64,7 @@ class TinkerLearner(LearnerBase):
             return {"skipped": 1.0}
         started = time.perf_counter()
         totals, tree = Totals.of(trees), join(trees)
-        rows = list(_rows(tree))
+        rows = rows_of(tree)
         logprobs, sums = self._logprobs(rows, totals.targets)
         metrics = accumulate(
             [tree], totals, loss or self.loss, forward=lambda _: TreeOutputs(logprobs, None), reference=lambda _: None,
@@ -106,7 +79,7 @@ class TinkerLearner(LearnerBase):
 
     def _logprobs(self, rows: Sequence[Row], targets: int) -> tuple[torch.Tensor, bool]:
         """Return the targets' logprobs, and whether the server adds up a row's losses; else it averages them."""
-        answer = wait(self._model.forward([row.datum() for row in rows], LOSS), "compute logprobs")
+        answer = wait(self._model.forward([_datum(row.ids) for row in rows], LOSS), "compute logprobs")
         logprobs = np.empty(targets, dtype=np.float32)
         for row, outputs in zip(rows, answer.loss_fn_outputs, strict=True):
             logprobs[row.targets] = np.asarray(outputs["logprobs"].data, dtype=np.float32)[row.places]
@@ -117,19 +90,21 @@ class TinkerLearner(LearnerBase):
     ) -> dict[str, float]:
         # SkyRL's JAX backend averages over a row's tokens, where the API's own definition adds up.
         scales = [1.0 if sums else float(len(row.ids) - 1) for row in rows]
-        data = [row.datum(logprobs, advantages * scale) for row, scale in zip(rows, scales, strict=True)]
+        data = [
+            _datum(row.ids, row.logprobs(logprobs), row.sums(advantages) * scale)
+            for row, scale in zip(rows, scales, strict=True)
+        ]
         rate = self.learning_rate * self.config.rate_share(self.version + 1, self.run_step)
-        adam = types.AdamParams(learning_rate=rate, beta2=0.95, eps=1e-8, grad_clip_norm=self.config.max_grad_norm)
+        adam = types.AdamParams(learning_rate=rate, beta2=0.95, grad_clip_norm=self.config.max_grad_norm)
         # Both are sent before either is awaited: the server then computes them in one turn.
         gradient, update = self._model.forward_backward(data, LOSS), self._model.optim_step(adam)
         wait(gradient, "compute gradients")
         answer = wait(update, "update the weights")
         self.version += 1
-        self._trained_tokens += sum(len(row.ids) - 1 for row in rows)
         norms = [value for name, value in (answer.metrics or {}).items() if name.endswith("grad_norm")]
         return {
             "learning_rate": rate,
-            "trained_tokens": float(self._trained_tokens),
+            "trained_tokens": float(sum(len(row.ids) - 1 for row in rows)),
             **({"grad_norm": float(norms[0])} if norms else {}),
         }
 
@@ -137,13 +112,12 @@ class TinkerLearner(LearnerBase):
         """Return three times the seconds of the forward pass: the server has no backward pass that leaves nothing behind."""
         started = time.perf_counter()
         tree = join([tree for tree in trees if tree.weights.any()])
-        self._logprobs(list(_rows(tree)), int(np.count_nonzero(tree.weights)))
+        self._logprobs(rows_of(tree), int(np.count_nonzero(tree.weights)))
         return 3 * (time.perf_counter() - started)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob in nats, at temperature 1, of every token of ``ids`` but the first."""
-        row = Row(np.asarray(ids, dtype=np.int64), np.arange(0), np.arange(0))
-        answer = wait(self._model.forward([row.datum()], LOSS), "compute logprobs")
+        answer = wait(self._model.forward([_datum(np.asarray(ids, dtype=np.int64))], LOSS), "compute logprobs")
         return [float(it) for it in answer.loss_fn_outputs[0]["logprobs"].data]
 
     def weights(self) -> Weights:
@@ -157,11 +131,12 @@ class TinkerLearner(LearnerBase):
             return Weights(self.version, Path(folder))
 
     def save(self, folder: Path) -> None:
-        """Keep weights and optimizer on the server, and write their paths to ``folder``. Raises StoreError."""
+        """Keep weights and optimizer on the server, and write their paths to ``folder``, with the adapter. Raises StoreError."""
         state = wait(self._model.save_state(self._name()), "save the weights").path
         sampler = self._save_sampler(None)
-        with checkpoint.writing(Path(folder), self._state() | {SAMPLER: sampler, STATE: state}):
-            pass
+        with checkpoint.writing(Path(folder), self._state() | {SAMPLER: sampler, STATE: state}) as unfinished:
+            if self._downloads:
+                download(self._service, sampler, unfinished / checkpoint.ADAPTER)
 
     def restore(self, folder: Path) -> None:
         """Continue from ``save(folder)``. Raises DamagedCheckpoint, or ConfigError if the server doesn't have it."""
@@ -185,6 +160,8 @@ class TinkerLearner(LearnerBase):
 
 def _refuse(config: TrainConfig) -> None:
     """Raise ConfigError for settings that no server of this API has."""
+    if unknown := sorted(set(config.learner_args) - {"download"}):
+        raise ConfigError(f"learner='tinker' has no learner_args {', '.join(unknown)}; it has download")
     refused = {
         "kl": config.kl,
         "teacher": config.teacher,
@@ -200,18 +177,17 @@ def _refuse(config: TrainConfig) -> None:
         raise ConfigError("a Tinker server reports and trains logprobs at temperature 1; pass temperature=1")
 
 
-def _rows(tree: TokenTree) -> list[Row]:
-    """Return paths that hold the trained targets, each once."""
-    trained = np.flatnonzero(tree.weights)
-    number = np.full(tree.num_targets, -1)
-    number[trained] = np.arange(len(trained))
-    rows = []
-    for path, members in paths(tree, trained):
-        # A path ends with a leaf, which may come after its last target: what follows isn't needed.
-        places = np.searchsorted(path, tree.target_tokens[members])
-        end = int(places.max()) + 1
-        rows.append(Row(tree.tokens[path[:end]], number[members], places - 1))
-    return rows
+def _datum(ids: np.ndarray, logprobs: np.ndarray | None = None, advantages: np.ndarray | None = None) -> types.Datum:
+    """Return a row as the API has it: its tokens, and two numbers for each but the first."""
+    zeros = np.zeros(len(ids) - 1, dtype=np.float32)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(ids[:-1].tolist()),
+        loss_fn_inputs={
+            "target_tokens": ids[1:],
+            "logprobs": zeros if logprobs is None else logprobs,
+            "advantages": zeros if advantages is None else advantages,
+        },
+    )
 
 
 def _check_finite(loss: float, derivatives: torch.Tensor, step: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -10,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import tinker
 
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner.checkpoint import read_state
 
 T = TypeVar("T")
@@ -92,3 +94,20 @@ def sampler_path(folder: Path) -> str:
     if SAMPLER not in state:
         raise ConfigError(f"{folder} has no weights on a Tinker server; engine='tinker' needs learner='tinker'")
     return str(state[SAMPLER])
+
+
+def download(service: tinker.ServiceClient, path: str, folder: Path) -> None:
+    """Unpack the adapter that the server keeps as ``path`` into ``folder``, in PEFT's format. Raises StoreError."""
+    run, _, name = path.removeprefix("tinker://").partition("/")
+    url = wait(service.create_rest_client().get_checkpoint_archive_url(run, name), f"send {path}").url
+    try:
+        with tempfile.TemporaryFile() as file:
+            with httpx.stream("GET", url, follow_redirects=True, timeout=60.0) as answer:
+                answer.raise_for_status()
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:*") as archive:
+                archive.extractall(folder, filter="data")
+    except (OSError, httpx.HTTPError, tarfile.TarError) as error:
+        raise StoreError(f"{path} couldn't be downloaded from {address()} to {folder}: {error}") from error

@@ -1,0 +1,76 @@
+"""What is said if a server is missing, dies or refuses, and which settings it can't have."""
+
+import pytest
+import tinker
+from http_server import serving
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from art_core import TrainConfig, losses
+from art_core.errors import ConfigError
+from art_tinker import check, service
+from art_tinker.learner import TinkerLearner
+
+
+@pytest.fixture
+def alive(monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-no-account")
+    with serving(Route("/api/v1/healthz", lambda _: JSONResponse({"status": "ok"}))) as url:
+        monkeypatch.setenv("TINKER_BASE_URL", url)
+        yield url
+
+
+class Never:
+    """A result that never comes."""
+
+    def result(self, timeout=None):
+        raise TimeoutError
+
+
+class Refused:
+    def result(self, timeout=None):
+        raise tinker.TinkerError("rank 512 is too large")
+
+
+def test_a_server_that_answers_passes_the_check(alive):
+    check()
+
+
+def test_without_a_key_the_check_says_what_to_set(alive, monkeypatch):
+    monkeypatch.delenv("TINKER_API_KEY")
+    with pytest.raises(ConfigError, match="set TINKER_API_KEY"):
+        check()
+
+
+def test_without_a_server_the_check_names_the_address(monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-no-account")
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"no Tinker server answers at http://127.0.0.1:1"):
+        check()
+
+
+def test_a_server_that_dies_while_a_result_is_awaited_ends_the_run(monkeypatch):
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr(service, "GIVE_UP_AFTER", 0.0)
+    with pytest.raises(service.ServerLost, match=r"127.0.0.1:1 has not answered for 0 s \(compute gradients\)"):
+        service.wait(Never(), "compute gradients")
+
+
+def test_what_the_server_refuses_is_said_with_its_reason(alive):
+    with pytest.raises(ConfigError, match="refused to make an adapter: rank 512 is too large"):
+        service.wait(Refused(), "make an adapter")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kl": 0.1}, "omit kl=0.1"),
+        ({"lora_rank": 0}, "omit lora_rank=0"),
+        ({"temperature": 0.6, "max_temperature": 1.0}, "pass temperature=1"),
+        ({"learner_args": {"processes": 2}}, "no learner_args processes; it has download"),
+    ],
+)
+def test_settings_that_no_server_has_are_refused(settings, message):
+    config = TrainConfig(**{"model": "tiny", "temperature": 1.0, "max_temperature": 1.0, **settings})
+    with pytest.raises(ConfigError, match=message):
+        TinkerLearner("tiny", config, losses.grpo)

@@ -1,0 +1,93 @@
+"""Training and serving through Tinker's API, by SkyRL's server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+
+from art_audit import audit
+from art_core import TrainConfig, losses
+from art_core.learner.gradients import Totals, accumulate, join
+from art_core.learner.pretrained import load_causal_lm
+from art_core.learner.tree_forward import tree_outputs
+from art_core.token_tree import build_tree
+from art_core.types import Call, Trajectory
+from art_embedded import TINY
+
+pytestmark = pytest.mark.engines
+RATE = 1e-2
+
+
+def trajectory(prompt, sampled):
+    return Trajectory(task=None, calls=(Call(prompt_ids=prompt, sampled_ids=sampled, logprobs=(-1.0,) * len(sampled)),))
+
+
+def trees():
+    """Two groups of which one forks after a shared beginning; its rows have different lengths."""
+    forked = [trajectory((5, 6, 7), (8, 9)), trajectory((5, 6, 7), (8, 10, 11, 12, 13, 14))]
+    other = [trajectory((20,), (21, 22)), trajectory((20, 23, 24, 25, 26), (27,))]
+    return [build_tree(forked, [1.0, -0.5]), build_tree(other, [-1.0, 2.0])]
+
+
+def stepped_here(folder: Path, ids):
+    """Return the logprobs of ``ids`` after a step of plain PyTorch from the adapter in ``folder``."""
+    model = PeftModel.from_pretrained(load_causal_lm(TINY), folder / "adapter", is_trainable=True)
+    optimizer = torch.optim.AdamW(
+        [it for it in model.parameters() if it.requires_grad], lr=RATE, betas=(0.9, 0.95), weight_decay=0
+    )
+    accumulate(
+        [join(trees())], Totals.of(trees()), losses.grpo, forward=lambda tree: tree_outputs(model, tree, weighted_only=True),
+        reference=lambda _: None, proximal=False,
+    )  # fmt: skip
+    optimizer.step()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return logits[torch.arange(len(ids) - 1), ids[1:]].numpy()
+
+
+def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(server, tmp_path):
+    from art_tinker.learner import TinkerLearner
+
+    config = TrainConfig(
+        model="tiny", temperature=1.0, max_temperature=1.0, learning_rate=RATE, warmup_steps=0, lora_rank=8
+    )
+    learner, ids = TinkerLearner(str(TINY), config, losses.grpo), list(range(5, 25))
+    learner.save(tmp_path / "before")
+    before = np.array(learner.score(ids))
+    metrics = learner.step(trees())
+    after = np.array(learner.score(ids))
+    assert metrics["targets"] == 11 and learner.version == 1
+    assert abs(after - before).max() > 0.01
+    assert after == pytest.approx(stepped_here(tmp_path / "before", ids), abs=2e-4)
+    learner.restore(tmp_path / "before")
+    assert learner.version == 0 and learner.score(ids) == pytest.approx(before, abs=1e-5)
+
+
+def start(run_dir: Path, steps: int) -> subprocess.Popen:
+    program = [sys.executable, Path(__file__).with_name("train_email_on_tinker.py"), run_dir, str(steps)]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_run_that_was_killed_continues_and_its_ledger_is_clean(server, tmp_path):
+    run_dir = tmp_path / "run"
+    killed = start(run_dir, 2)
+    while killed.poll() is None and not (run_dir / "checkpoints").exists():
+        time.sleep(0.1)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    continued = start(run_dir, 2)
+    output, _ = continued.communicate()
+    assert continued.returncode == 0, output
+    assert "the engine served the new weights after every step" in output
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [it["step"] for it in metrics if "reward" in it] == [1, 2]
+    found = audit(run_dir)
+    assert found.clean and found.checked and found.mismatch_max < 1e-3
