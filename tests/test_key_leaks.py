@@ -34,7 +34,7 @@ from art_vllm.command_line import options
 
 VARIABLES = (
     "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "LANGFUSE_SECRET_KEY", "LANGFUSE_PUBLIC_KEY", "WANDB_API_KEY", "ART_SERVER_TOKEN",
-    "ART_GATEWAY_API_KEY", "ART_UPSTREAM_API_KEY", "HF_TOKEN", "MY_DATABASE_PASSWORD",
+    "ART_GATEWAY_API_KEY", "ART_UPSTREAM_API_KEY", "HF_TOKEN", "MY_DATABASE_PASSWORD", "TINKER_API_KEY",
 )  # fmt: skip
 MARK = "canary"
 """Stands in every key here, and in nothing else."""

@@ -48,9 +48,14 @@ class ChatEngine(EngineBase, ABC):
     def _submit(self, generations: Sequence[Generation], version: int) -> None:
         """Begin to sample ``generations`` with the weights of ``version``. Raises UpstreamError if the engine isn't running."""
 
+    def _end(self, generations: Sequence[Generation]) -> None:
+        """Stop sampling ``generations``: nobody waits for them any longer."""
+        for generation in generations:
+            generation.cancelled = True
+
     @abstractmethod
     def _grammar(self, shape: Shape, place: Place) -> Grammar | None:
-        """Return what enforces ``shape``, or None to let it go. Called in a thread. Raises UpstreamError 400 if it can't."""
+        """Return what enforces ``shape``, or None to ignore it. Called in a thread. Raises UpstreamError 400 if it can't."""
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a chat-completions request, as in ``Upstream``; if cancelled, return what was sampled so far."""
@@ -105,8 +110,7 @@ class ChatEngine(EngineBase, ABC):
         try:
             yield running
         finally:
-            for choice in running.choices:
-                choice.generation.cancelled = True
+            self._end([choice.generation for choice in running.choices])
 
     async def _prepare(self, body: JsonDict, version: int, streaming: bool) -> _Running:
         chat = self._started()

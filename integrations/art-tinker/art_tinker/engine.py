@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from functools import partial
 
 import tinker
 from tinker import types
@@ -12,7 +16,7 @@ from tinker import types
 from art_core import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.learner.pretrained import load_config, load_generation_config, load_tokenizer, positions
-from art_core.plugin_api import in_thread
+from art_core.plugin_api import describe_error, in_thread
 from art_core.types import JsonDict, Upstream, Weights
 from art_embedded.chat import Chat
 from art_embedded.chat_engine import ChatEngine
@@ -23,7 +27,7 @@ from art_embedded.parsers import extend_template
 from art_embedded.requests import Shape, refuse
 from art_embedded.sampling import Sampled
 from art_embedded.scheduler import Generation
-from art_tinker.service import address, message_of, sampler_path
+from art_tinker.service import address, begin, sampler_path, status_of, wait
 
 log = logging.getLogger("art_core.engine")
 
@@ -42,7 +46,8 @@ class TinkerEngine(ChatEngine):
         self._service = tinker.ServiceClient()
         self._samplers: dict[int, tinker.SamplingClient] = {}
         self._stop_ids: list[int] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """By the id of the generation."""
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
         self._warned = False
 
@@ -59,23 +64,30 @@ class TinkerEngine(ChatEngine):
         self._stop_ids = sorted(ends)
         self._chat = Chat(tokenizer, ends, self.formats)
         self.vocab_size = config.get_text_config().vocab_size
-        self.max_context = self._config.max_context or positions(config) or 4096
+        self.max_context = min(self._config.max_context or positions(config) or 4096, self._server_context())
+
+    def _server_context(self) -> int:
+        """Return the most tokens that the server takes for this model, if it says so."""
+        models = wait(begin(self._service.get_server_capabilities), "list its models").supported_models
+        limits = [it.max_context_length for it in models if it.model_name == self._folder]
+        return min((limit for limit in limits if limit), default=sys.maxsize)
 
     async def _serve(self, version: int, **weights: str) -> None:
-        try:
-            self._samplers[version] = await self._service.create_sampling_client_async(**weights)
-        except tinker.TinkerError as error:
-            raise ConfigError(
-                f"{address()} doesn't serve {', '.join(weights.values())}: {message_of(error)}"
-            ) from error
+        create = partial(self._service.create_sampling_client, **weights)
+        what = f"serve {', '.join(weights.values())}"
+        self._samplers[version] = await in_thread(lambda: wait(begin(create), what))
 
     async def load(self, weights: Weights) -> None:
-        """Serve what a learner published in ``weights.path``. Raises ConfigError if that isn't on the server."""
+        """Serve what a learner published in ``weights.path``. Raises ConfigError if that isn't on the server.
+
+        Version 0 is the base model, whose adapter changes nothing, so it is served already.
+        """
         if weights.path is None:
             raise ConfigError(
                 f"version {weights.version} of the weights has no folder; engine='tinker' needs learner='tinker'"
             )
-        await self._serve(weights.version, model_path=sampler_path(weights.path))
+        if weights.version:
+            await self._serve(weights.version, model_path=sampler_path(weights.path))
         self._version = weights.version
 
     def overlaps(self, weights: Weights) -> bool:
@@ -94,28 +106,30 @@ class TinkerEngine(ChatEngine):
             self._samplers.pop(version, None)
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        """End the session; running requests fail."""
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._service.holder.close()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob of every token except the first, as in ``EngineBase.score``."""
-        sampler = self._samplers[self._version]
-        logprobs = await sampler.compute_logprobs_async(types.ModelInput.from_ints(list(ids)))
-        return [
-            float(it) for it in logprobs[-(len(ids) - 1) :] if it is not None
-        ]  # some servers report None for the first
+        sampler, prompt = self._samplers[self._version], types.ModelInput.from_ints(list(ids))
+        logprobs = await in_thread(lambda: wait(sampler.compute_logprobs(prompt), "compute logprobs"))
+        # Some servers have one for the first token too: None.
+        return [math.nan if it is None else it for it in logprobs[len(logprobs) - len(ids) + 1 :]]
 
     async def counters(self) -> dict[str, float]:
-        """Return the totals since ``start``, as in ``EngineBase.counters``: what the server is paid for."""
+        """Return the totals since ``start``, as in ``EngineBase.counters``."""
         return {name: float(count) for name, count in self._counts.items()}
 
     async def answer(self, request: JsonDict, version: int) -> JsonDict:
         return await super().answer(request, self._current(version)) | {"logprobs_temperature": 1.0}
 
     async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
-        async for chunk in super().chunks(request, self._current(version)):
-            yield chunk | {"logprobs_temperature": 1.0}
+        async with aclosing(super().chunks(request, self._current(version))) as chunks:
+            async for chunk in chunks:
+                yield chunk | {"logprobs_temperature": 1.0}
 
     def _current(self, version: int) -> int:
         return version if version in self._samplers else self._version
@@ -124,12 +138,17 @@ class TinkerEngine(ChatEngine):
         for generation in generations:
             if generation.draw.top_logprobs:
                 raise refuse("a Tinker server reports no alternatives to a sampled token; omit top_logprobs")
-            task = asyncio.create_task(self._generate(generation, self._samplers[version]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            sampler = self._samplers[self._current(version)]
+            self._tasks[id(generation)] = asyncio.create_task(self._generate(generation, sampler))
+
+    def _end(self, generations: Sequence[Generation]) -> None:
+        super()._end(generations)
+        for generation in generations:
+            if task := self._tasks.pop(id(generation), None):
+                task.cancel()
 
     def _grammar(self, shape: Shape, place: Place) -> None:
-        """Let go what a server without grammars can't enforce, with a warning, and refuse what the agent relies on."""
+        """Ignore, with a warning, what a server without grammars can't enforce; refuse what the agent relies on."""
         if shape.required or shape.content is not None:
             raise refuse(
                 "a Tinker server samples without a grammar, so it can't force a call (tool_choice) or a response_format; use "
@@ -142,20 +161,19 @@ class TinkerEngine(ChatEngine):
     async def _generate(self, generation: Generation, sampler: tinker.SamplingClient) -> None:
         try:
             async with asyncio.timeout(self._config.call_timeout):
-                answer = await sampler.sample_async(
-                    types.ModelInput.from_ints(generation.prompt), 1, self._parameters(generation)
-                )
+                prompt = types.ModelInput.from_ints(generation.prompt)
+                self._read(generation, await sampler.sample_async(prompt, 1, self._parameters(generation)))
         except TimeoutError:
-            seconds = self._config.call_timeout
-            generation.error = UpstreamError(f"{address()} sent no answer within {seconds:g} s", status=504)
-        except tinker.TinkerError as error:
-            status = getattr(error, "status_code", 502)
-            generation.error = UpstreamError(f"{address()}: {message_of(error)}", status=status)
+            generation.error = UpstreamError(f"{address()} sent no answer in time", status=504)
         except asyncio.CancelledError:
             generation.error = UpstreamError("the engine was stopped", status=503)
-        else:
-            self._read(generation, answer)
-        generation.changed.set()
+        except Exception as error:  # noqa: BLE001 - whatever happens, somebody waits for this answer
+            status = status_of(error)
+            # A key or an account that the server refuses isn't the agent's.
+            passed_on = status if status >= 400 and status not in (401, 402, 403) else 502
+            generation.error = UpstreamError(f"{address()}: {describe_error(error)}", status=passed_on)
+        finally:
+            generation.changed.set()
 
     def _parameters(self, generation: Generation) -> types.SamplingParams:
         draw = generation.draw
@@ -165,7 +183,7 @@ class TinkerEngine(ChatEngine):
         )  # fmt: skip
 
     def _read(self, generation: Generation, answer: types.SampleResponse) -> None:
-        """Give the generation its tokens, up to a stop string of the request."""
+        """Give the generation its tokens, up to a stop string of the request: the server samples on after it."""
         [sequence] = answer.sequences
         assert sequence.logprobs is not None
         generation.cached_tokens = answer.prompt_cache_hit_tokens

@@ -7,9 +7,10 @@ probability ratio is 1. So the gradient on the server is that of the loss, whate
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from tinker import types
 
 from art_core import TrainConfig
-from art_core.errors import ConfigError, NotFiniteError
+from art_core.errors import ConfigError, NotFiniteError, StoreError
 from art_core.learner import checkpoint
 from art_core.learner.gradients import Totals, accumulate, join
 from art_core.learner.sizes import LORA_RANK
@@ -26,12 +27,16 @@ from art_core.learner.torch_learner import with_settings
 from art_core.learner.tree_forward import TreeOutputs
 from art_core.types import LearnerBase, Loss, TokenTree, Weights
 from art_tinker.rows import Row, rows_of
-from art_tinker.service import SAMPLER, STATE, download, wait
+from art_tinker.service import SAMPLER, STATE, address, begin, delete, download, wait
 
 LEARNING_RATE = 1e-4
 LOSS = "importance_sampling"
-PUBLISHED_SECONDS = 86_400
-"""How long a server keeps weights that were published for sampling; those of checkpoints stay."""
+PUBLISHED_SECONDS = 7 * 86_400
+"""How long a server keeps weights that were published for sampling; those of checkpoints stay until the checkpoint goes."""
+ARGUMENTS = {"download": True, "averages": False}
+"""``learner_args`` and their defaults."""
+
+log = logging.getLogger("art_core.learner")
 
 
 class TinkerLearner(LearnerBase):
@@ -46,9 +51,15 @@ class TinkerLearner(LearnerBase):
         self.learning_rate = LEARNING_RATE if config.learning_rate is None else config.learning_rate
         rank = LORA_RANK if config.lora_rank is None else config.lora_rank
         self.choice = f"learner='tinker': an adapter of rank {rank} of {model_folder} on the server"
-        self._downloads = bool(config.learner_args.get("download", True))
+        self._arguments = ARGUMENTS | dict(config.learner_args)
         self._service = tinker.ServiceClient()
-        self._model = self._service.create_lora_training_client(model_folder, rank, config.seed)
+        self._model = wait(
+            begin(lambda: self._service.create_lora_training_client(model_folder, rank, config.seed)),
+            f"make an adapter of rank {rank} of {model_folder}",
+        )
+        self._saved: dict[Path, list[str]] = {}
+        """Folder of a checkpoint -> what the server keeps for it."""
+        self._warned = False
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together.
@@ -65,48 +76,56 @@ class TinkerLearner(LearnerBase):
         started = time.perf_counter()
         totals, tree = Totals.of(trees), join(trees)
         rows = rows_of(tree)
-        logprobs, sums = self._logprobs(rows, totals.targets)
+        logprobs = self._logprobs(rows, totals.targets)
         metrics = accumulate(
             [tree], totals, loss or self.loss, forward=lambda _: TreeOutputs(logprobs, None), reference=lambda _: None,
             proximal=self.config.importance_cap is not None,
         )  # fmt: skip
         assert logprobs.grad is not None
         _check_finite(metrics["loss"], logprobs.grad, self.version + 1)
-        metrics |= self._update(rows, logprobs.detach().numpy(), -logprobs.grad.numpy(), sums)
+        metrics |= self._update(rows, logprobs.detach().numpy(), -logprobs.grad.numpy())
         metrics |= {name: float(getattr(totals, name)) for name in ("tokens", "targets", "trajectories")}
         seconds = time.perf_counter() - started
         return metrics | {"seconds": seconds, "tokens_per_second": metrics["tokens"] / seconds}
 
-    def _logprobs(self, rows: Sequence[Row], targets: int) -> tuple[torch.Tensor, bool]:
-        """Return the targets' logprobs, and whether the server adds up a row's losses; else it averages them."""
+    def _logprobs(self, rows: Sequence[Row], targets: int) -> torch.Tensor:
+        """Return the targets' logprobs, to be differentiated by."""
         answer = wait(self._model.forward([_datum(row.ids) for row in rows], LOSS), "compute logprobs")
         logprobs = np.empty(targets, dtype=np.float32)
         for row, outputs in zip(rows, answer.loss_fn_outputs, strict=True):
             logprobs[row.targets] = np.asarray(outputs["logprobs"].data, dtype=np.float32)[row.places]
-        return torch.from_numpy(logprobs).requires_grad_(), any(name.endswith(":sum") for name in answer.metrics)
+        return torch.from_numpy(logprobs).requires_grad_()
 
-    def _update(
-        self, rows: Sequence[Row], logprobs: np.ndarray, advantages: np.ndarray, sums: bool
-    ) -> dict[str, float]:
-        # SkyRL's JAX backend averages over a row's tokens, where the API's own definition adds up.
-        scales = [1.0 if sums else float(len(row.ids) - 1) for row in rows]
+    def _update(self, rows: Sequence[Row], logprobs: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
         data = [
-            _datum(row.ids, row.logprobs(logprobs), row.sums(advantages) * scale)
-            for row, scale in zip(rows, scales, strict=True)
+            _datum(row.ids, row.logprobs(logprobs), row.sums(advantages) * self._scale(row, len(rows))) for row in rows
         ]
         rate = self.learning_rate * self.config.rate_share(self.version + 1, self.run_step)
         adam = types.AdamParams(learning_rate=rate, beta2=0.95, grad_clip_norm=self.config.max_grad_norm)
-        # Both are sent before either is awaited: the server then computes them in one turn.
+        # Both are sent before either is awaited: the server then computes them in one turn. From here on weights may change.
         gradient, update = self._model.forward_backward(data, LOSS), self._model.optim_step(adam)
-        wait(gradient, "compute gradients")
-        answer = wait(update, "update the weights")
         self.version += 1
+        self._warn_of_averages(wait(gradient, "compute gradients").metrics)
+        answer = wait(update, "update the weights")
         norms = [value for name, value in (answer.metrics or {}).items() if name.endswith("grad_norm")]
         return {
             "learning_rate": rate,
             "trained_tokens": float(sum(len(row.ids) - 1 for row in rows)),
             **({"grad_norm": float(norms[0])} if norms else {}),
         }
+
+    def _scale(self, row: Row, rows: int) -> float:
+        """Return what undoes the means of a server that averages over the tokens of a row, and over rows."""
+        return float(rows * (len(row.ids) - 1)) if self._arguments["averages"] else 1.0
+
+    def _warn_of_averages(self, metrics: Mapping[str, float]) -> None:
+        if self._arguments["averages"] or self._warned or any(name.endswith(":sum") for name in metrics):
+            return
+        self._warned = True
+        log.warning(
+            "%s doesn't report that it adds up losses, as the API has it; if it averages over a row's tokens (SkyRL's JAX "
+            "backend does), pass learner_args={'averages': True}, else long rows count less", address(),
+        )  # fmt: skip
 
     def measure(self, trees: Sequence[TokenTree]) -> float:
         """Return three times the seconds of the forward pass: the server has no backward pass that leaves nothing behind."""
@@ -125,18 +144,31 @@ class TinkerLearner(LearnerBase):
         return Weights(self.version, path=None)
 
     def publish(self, folder: Path) -> Weights:
-        """Keep the weights for sampling on the server for a day, and write their path to ``folder``."""
+        """Keep the weights for sampling on the server for a week, and write their path to ``folder``."""
         sampler = self._save_sampler(PUBLISHED_SECONDS)
         with checkpoint.writing(Path(folder), self._state() | {SAMPLER: sampler}):
             return Weights(self.version, Path(folder))
 
     def save(self, folder: Path) -> None:
-        """Keep weights and optimizer on the server, and write their paths to ``folder``, with the adapter. Raises StoreError."""
+        """Keep weights and optimizer on the server, and write their paths to ``folder``, with the adapter.
+
+        What the server keeps for earlier checkpoints is deleted there if their folders are gone. Raises StoreError.
+        """
         state = wait(self._model.save_state(self._name()), "save the weights").path
         sampler = self._save_sampler(None)
         with checkpoint.writing(Path(folder), self._state() | {SAMPLER: sampler, STATE: state}) as unfinished:
-            if self._downloads:
-                download(self._service, sampler, unfinished / checkpoint.ADAPTER)
+            if self._arguments["download"]:
+                self._download(sampler, unfinished / checkpoint.ADAPTER)
+        for gone in [it for it in self._saved if not it.exists()]:
+            for path in self._saved.pop(gone):
+                delete(self._service, path)
+        self._saved[Path(folder)] = [state, sampler]
+
+    def _download(self, sampler: str, folder: Path) -> None:
+        try:
+            download(self._service, sampler, folder)
+        except (StoreError, ConfigError) as error:  # the server has the weights, so the checkpoint is good
+            log.warning("the checkpoint has no adapter here, so its calls can't be audited: %s", error)
 
     def restore(self, folder: Path) -> None:
         """Continue from ``save(folder)``. Raises DamagedCheckpoint, or ConfigError if the server doesn't have it."""
@@ -145,6 +177,10 @@ class TinkerLearner(LearnerBase):
             raise ConfigError(f"{folder} has no weights on a Tinker server; it was trained with another learner")
         wait(self._model.load_state_with_optimizer(state[STATE]), f"load {state[STATE]}")
         self.version = state["version"]
+
+    def close(self) -> None:
+        """End the session, so that the server frees the adapter."""
+        self._service.holder.close()
 
     def _save_sampler(self, seconds: int | None) -> str:
         name = self._name()
@@ -160,21 +196,22 @@ class TinkerLearner(LearnerBase):
 
 def _refuse(config: TrainConfig) -> None:
     """Raise ConfigError for settings that no server of this API has."""
-    if unknown := sorted(set(config.learner_args) - {"download"}):
-        raise ConfigError(f"learner='tinker' has no learner_args {', '.join(unknown)}; it has download")
+    if unknown := sorted(set(config.learner_args) - set(ARGUMENTS)):
+        raise ConfigError(f"learner='tinker' has no learner_args {', '.join(unknown)}; it has {', '.join(ARGUMENTS)}")
     refused = {
         "kl": config.kl,
         "teacher": config.teacher,
         "load_in_4bit": config.load_in_4bit,
+        "max_tokens_per_pass": config.max_tokens_per_pass,
         "lora_rank": config.lora_rank == 0,
     }
     for name, value in refused.items():
         if value:
-            raise ConfigError(
-                f"learner='tinker' trains an adapter without a reference; omit {name}={getattr(config, name)!r}"
-            )
+            raise ConfigError(f"learner='tinker' can't use {name}={getattr(config, name)!r}; omit it")
     if {config.temperature, config.max_temperature} != {1.0}:
-        raise ConfigError("a Tinker server reports and trains logprobs at temperature 1; pass temperature=1")
+        raise ConfigError(
+            "a Tinker server reports and trains logprobs at temperature 1; pass temperature=1 and no max_temperature"
+        )
 
 
 def _datum(ids: np.ndarray, logprobs: np.ndarray | None = None, advantages: np.ndarray | None = None) -> types.Datum:

@@ -38,19 +38,19 @@ def trees():
 
 
 def stepped_here(folder: Path, ids):
-    """Return the logprobs of ``ids`` after a step of plain PyTorch from the adapter in ``folder``."""
+    """Return the gradient's norm of plain PyTorch at the adapter in ``folder``, and the logprobs of ``ids`` after a step."""
     model = PeftModel.from_pretrained(load_causal_lm(TINY), folder / "adapter", is_trainable=True)
-    optimizer = torch.optim.AdamW(
-        [it for it in model.parameters() if it.requires_grad], lr=RATE, betas=(0.9, 0.95), weight_decay=0
-    )
+    trained = [it for it in model.parameters() if it.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), weight_decay=0)
     accumulate(
         [join(trees())], Totals.of(trees()), losses.grpo, forward=lambda tree: tree_outputs(model, tree, weighted_only=True),
         reference=lambda _: None, proximal=False,
     )  # fmt: skip
+    norm = float(torch.nn.utils.get_total_norm([it.grad for it in trained]))
     optimizer.step()
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    return logits[torch.arange(len(ids) - 1), ids[1:]].numpy()
+    return norm, logits[torch.arange(len(ids) - 1), ids[1:]].numpy()
 
 
 def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(server, tmp_path):
@@ -66,7 +66,9 @@ def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(s
     after = np.array(learner.score(ids))
     assert metrics["targets"] == 11 and learner.version == 1
     assert abs(after - before).max() > 0.01
-    assert after == pytest.approx(stepped_here(tmp_path / "before", ids), abs=2e-4)
+    norm, expected = stepped_here(tmp_path / "before", ids)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    assert after == pytest.approx(expected, abs=2e-4)
     learner.restore(tmp_path / "before")
     assert learner.version == 0 and learner.score(ids) == pytest.approx(before, abs=1e-5)
 
@@ -79,14 +81,14 @@ def start(run_dir: Path, steps: int) -> subprocess.Popen:
 def test_a_run_that_was_killed_continues_and_its_ledger_is_clean(server, tmp_path):
     run_dir = tmp_path / "run"
     killed = start(run_dir, 2)
-    while killed.poll() is None and not (run_dir / "checkpoints").exists():
+    while killed.poll() is None and not (run_dir / "checkpoints" / "step-000001" / "learner.json").exists():
         time.sleep(0.1)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
     continued = start(run_dir, 2)
     output, _ = continued.communicate()
     assert continued.returncode == 0, output
-    assert "the engine served the new weights after every step" in output
+    assert "resum" in output and "the engine served the new weights after every step" in output
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [it["step"] for it in metrics if "reward" in it] == [1, 2]
     found = audit(run_dir)

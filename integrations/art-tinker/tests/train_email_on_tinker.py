@@ -12,6 +12,7 @@ def main(run_dir: str, steps: str) -> None:
     run(
         int(steps), eval_tasks=8, eval_temperatures=(1.0,), run_dir=Path(run_dir), learning_rate=LEARNING_RATE, decay_steps=0,
         engine="tinker", learner="tinker", lora_rank=16, tasks_per_step=4, keep_checkpoints=None,
+        learner_args={"averages": True},
     )  # fmt: skip
 
 
