@@ -13,7 +13,8 @@ from art_core.errors import ConfigError
 EXAMPLE = (
     "Examples: `art plan --model Qwen/Qwen2.5-3B-Instruct --gpu 24GB`, "
     "`art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 'RTX 4090' --context 4096 --serve-in-8bit`, "
-    "`art plan --model Qwen/Qwen3-8B --gpu H100 --run runs/mine --dollars-per-hour 2.5`"
+    "`art plan --model Qwen/Qwen3-8B --gpu H100 --run runs/mine --dollars-per-hour 2.5`, "
+    "`art plan --model Qwen/Qwen3-8B --dollars-per-million 0.1,0.4,0.4 --steps 50`"
 )
 
 
@@ -22,9 +23,9 @@ def plan(
         str, typer.Option(help="Model folder (its config.json is enough), or the name of a cached or well-known model.")
     ],
     gpu: Annotated[
-        str,
+        str | None,
         typer.Option(help="GPU name such as 'RTX 4090', or memory size: 24GB (24 * 10^9 bytes) or 24GiB (24 * 2^30)."),
-    ],
+    ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs; vLLM uses all, the learner the first.")] = 1,
     lora_rank: Annotated[int | None, typer.Option(min=1, help="Adapter rank; default: as in a training run.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of an adapter.")] = False,
@@ -54,6 +55,14 @@ def plan(
     prompt: Annotated[int, typer.Option(min=1, help="Without --run: tokens in the first prompt.")] = 1000,
     sampled: Annotated[int, typer.Option(min=1, help="Without --run: tokens per answer.")] = 150,
     dollars_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of one GPU per hour.")] = None,
+    dollars_per_million: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROMPT,SAMPLED,TRAINED",
+            help="Instead of --gpu: what a service such as Tinker bills for a million tokens of each kind.",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With --dollars-per-million: steps of the whole run.")] = 20,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how much GPU memory a model needs, what fits, and the settings for it. Needs no weights, GPU or network.
@@ -66,18 +75,18 @@ def plan(
     from art_vllm.plan import Setup
     from art_vllm.plan import plan as make_plan
     from art_vllm.plan_report import as_json, report
+    from art_vllm.rented import price
     from art_vllm.workload import assumed, measured, step_of
 
-    if full and lora_rank is not None:
-        raise ConfigError("--full trains all weights, so it can't be combined with --lora-rank; remove one of them")
-    if dollars_per_hour is not None and find_gpu(gpu).half is None:
-        raise ConfigError(
-            f"--dollars-per-hour needs the GPU's speed, and --gpu {gpu} is only a size; name the GPU, such as 'RTX 4090'"
-        )
+    _check(gpu, full, lora_rank, dollars_per_hour, dollars_per_million)
     defaults = step_of(run) if run else (Setup.group_size, Setup.tasks_per_step)
     group_size, tasks_per_step = group_size or defaults[0], tasks_per_step or defaults[1]
     rollouts = group_size * tasks_per_step
     workload = measured(run) if run else assumed(rollouts, group_size, calls=calls, prompt=prompt, sampled=sampled)
+    if gpu is None:
+        priced = price(workload, dollars_per_million or "", steps)
+        typer.echo(json.dumps(priced.as_json()) if json_ else priced.report(model))
+        return
     shape = find_shape(model)
     setup = Setup(
         shape=shape, gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
@@ -93,6 +102,22 @@ def plan(
         typer.echo("\n".join(report(planned, step)))
     if not planned.fits:
         raise typer.Exit(1)
+
+
+def _check(
+    gpu: str | None, full: bool, lora_rank: int | None, dollars_per_hour: float | None, dollars_per_million: str | None
+) -> None:
+    """Raise ConfigError for options that contradict each other."""
+    from art_vllm.gpus import find_gpu
+
+    if (gpu is None) == (dollars_per_million is None):
+        raise ConfigError("pass either --gpu, or --dollars-per-million for a service that bills tokens")
+    if full and lora_rank is not None:
+        raise ConfigError("--full trains all weights, so it can't be combined with --lora-rank; remove one of them")
+    if dollars_per_hour is not None and (gpu is None or find_gpu(gpu).half is None):
+        raise ConfigError(
+            f"--dollars-per-hour needs the GPU's speed, and --gpu {gpu} is only a size; name the GPU, such as 'RTX 4090'"
+        )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -57,6 +57,8 @@ class Workload:
     """Sampled tokens."""
     learner: Tokens
     """Tokens that the learner computes, every shared prefix once."""
+    rows: float
+    """Tokens that a learner computes if every path of a group's tree is a row of its own."""
     targets: float
     """Trained tokens."""
     largest: int
@@ -84,6 +86,7 @@ def assumed(rollouts: int, group_size: int, *, calls: int, prompt: int, sampled:
         prefill=first.times(groups),
         decode=answers.times(rollouts),
         learner=first.plus(answers.times(group_size)).times(groups),
+        rows=rollouts * (prompt + calls * sampled),
         targets=rollouts * calls * sampled,
         largest=prompt + group_size * calls * sampled,
         longest=prompt + calls * sampled,
@@ -117,6 +120,7 @@ def measured(run_dir: Path) -> Workload:
         prefill=mean("prefill"),
         decode=mean("decode"),
         learner=mean("learner"),
+        rows=sum(each.rows for each in measurements) / count,
         targets=sum(each.targets for each in measurements) / count,
         largest=max(each.largest for each in measurements),
         longest=max(each.longest for each in measurements),
@@ -157,6 +161,7 @@ def _of_step(groups: Sequence[Sequence[Trajectory]], trained: float | None) -> W
         prefill=Tokens.of(np.concatenate([_prompt_depths(tree) for tree in trees])),
         decode=Tokens.of(np.concatenate([tree.depths[tree.target_tokens] for tree in trees])),
         learner=learner.times(share),
+        rows=sum(map(_path_tokens, trees)) * share,
         targets=targets * share,
         largest=max(tree.num_tokens for tree in trees),
         longest=int(depths.max(initial=-1)) + 1,
@@ -166,3 +171,9 @@ def _of_step(groups: Sequence[Sequence[Trajectory]], trained: float | None) -> W
 def _prompt_depths(tree: TokenTree) -> np.ndarray:
     """Return the depths of the tokens that were not sampled."""
     return np.delete(tree.depths, np.unique(tree.target_tokens))
+
+
+def _path_tokens(tree: TokenTree) -> int:
+    """Return the sum of the lengths of all paths from a root to a leaf."""
+    leaves = np.setdiff1d(np.arange(len(tree.node_parents)), tree.node_parents)
+    return int((tree.depths[tree.node_starts[leaves + 1] - 1] + 1).sum())

@@ -142,6 +142,27 @@ async def test_a_run_says_how_large_its_steps_are(tmp_path):
     assert "(rollouts: up to 4)" in run(*measured, "--tasks-per-step", "1")
 
 
+def test_a_service_that_bills_tokens_is_priced_by_kind():
+    found = json_of(
+        *SEVEN_B, "--dollars-per-million", "1,2,4", "--calls", "2", "--prompt", "100", "--sampled", "10", "--steps", "3"
+    )
+    rows = 64 * 120
+    assert found["tokens"] == {"prompt": 64 * 210 + rows, "sampled": 64 * 20, "trained": rows}
+    assert found["dollars_per_step"] == pytest.approx((64 * 210 + rows + 2 * 64 * 20 + 4 * rows) / 1e6)
+    assert found["dollars_total"] == pytest.approx(3 * found["dollars_per_step"])
+
+
+async def test_a_run_says_how_many_tokens_its_rows_have(tmp_path):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), group_size=2) as going:
+        await going.learn(await going.score(await going.collect(ScriptedAgent(), ["a"]), lambda run: 1.0))
+        calls = [call for run_ in art.load_trajectories(tmp_path / "run") for call in run_.calls]
+    found = json_of(*SEVEN_B, "--dollars-per-million", "1,1,1", "--run", str(tmp_path / "run"))
+    assert found["tokens"]["sampled"] == sum(len(call.sampled_ids) for call in calls)
+    longest = {call.prompt_ids + call.sampled_ids for call in calls}
+    paths = [ids for ids in longest if not any(other != ids and other[: len(ids)] == ids for other in longest)]
+    assert found["tokens"]["trained"] == sum(map(len, paths))
+
+
 def test_runs_that_are_longer_than_the_context_are_said():
     said = run("--model", "tiny", "--gpu", "T4", "--context", "512")
     assert "rollouts of up to 1,450 tokens don't fit into a context of 512" in said
@@ -178,6 +199,9 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
         ((*SEVEN_B, "--gpu", "H100", "--full", "--lora-rank", "8"), "--full trains all weights"),
         ((*SEVEN_B, "--gpu", "80GB", "--dollars-per-hour", "2"), "name the GPU"),
         ((*SEVEN_B, "--gpu", "H100", "--run", "nowhere"), "not a run folder"),
+        (SEVEN_B, "pass either --gpu, or --dollars-per-million"),
+        ((*SEVEN_B, "--gpu", "H100", "--dollars-per-million", "1,1,1"), "pass either --gpu, or --dollars-per-million"),
+        ((*SEVEN_B, "--dollars-per-million", "1,1"), "must be three prices"),
         ((*SEVEN_B, "--gpu", "H100", "--context", "99999"), "32768 positions"),
     ],
 )
@@ -192,4 +216,5 @@ def test_what_the_help_and_the_pages_advertise_fits():
     complete = [it for it in shown if "NAME" not in it and "--run" not in it]
     assert len(complete) >= 6
     for command in complete:
-        assert "\nfits, " in run(*shlex.split(command)[1:]), command
+        answer = " steps cost $" if "--dollars-per-million" in command else "\nfits, "
+        assert answer in run(*shlex.split(command)[1:]), command
