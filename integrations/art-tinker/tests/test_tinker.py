@@ -24,6 +24,7 @@ from art_embedded import TINY
 
 pytestmark = pytest.mark.engines
 RATE = 1e-2
+ROOT = Path(__file__).parents[3]
 
 
 def trajectory(prompt, sampled):
@@ -73,19 +74,19 @@ def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(s
     assert learner.version == 0 and learner.score(ids) == pytest.approx(before, abs=1e-5)
 
 
-def start(run_dir: Path, steps: int) -> subprocess.Popen:
-    program = [sys.executable, Path(__file__).with_name("train_email_on_tinker.py"), run_dir, str(steps)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(run_dir: Path) -> subprocess.Popen:
+    program = [sys.executable, Path(__file__).with_name("train_email_on_tinker.py"), run_dir]
+    return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_a_run_that_was_killed_continues_and_its_ledger_is_clean(server, tmp_path):
     run_dir = tmp_path / "run"
-    killed = start(run_dir, 2)
+    killed = start(run_dir)
     while killed.poll() is None and not (run_dir / "checkpoints" / "step-000001" / "learner.json").exists():
         time.sleep(0.1)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
-    continued = start(run_dir, 2)
+    continued = start(run_dir)
     output, _ = continued.communicate()
     assert continued.returncode == 0, output
     assert "resum" in output and "the engine served the new weights after every step" in output
