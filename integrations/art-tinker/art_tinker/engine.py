@@ -67,10 +67,12 @@ class TinkerEngine(ChatEngine):
         self.max_context = min(self._config.max_context or positions(config) or 4096, self._server_context())
 
     def _server_context(self) -> int:
-        """Return the most tokens that the server takes for this model, if it says so."""
+        """Return the most tokens that the server takes for this model, if it says so. Raises ConfigError if it lacks it."""
         models = wait(begin(self._service.get_server_capabilities), "list its models").supported_models
-        limits = [it.max_context_length for it in models if it.model_name == self._folder]
-        return min((limit for limit in limits if limit), default=sys.maxsize)
+        limits = {it.model_name: it.max_context_length for it in models}
+        if self._folder not in limits:
+            raise ConfigError(f"{address()} doesn't serve {self._folder}; it serves {', '.join(map(str, limits))}")
+        return limits[self._folder] or sys.maxsize
 
     async def _serve(self, version: int, **weights: str) -> None:
         create = partial(self._service.create_sampling_client, **weights)

