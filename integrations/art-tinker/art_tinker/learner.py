@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -49,17 +50,19 @@ class TinkerLearner(LearnerBase):
         self.model_folder = model_folder
         self.loss = with_settings(loss, importance_cap=config.importance_cap)
         self.learning_rate = LEARNING_RATE if config.learning_rate is None else config.learning_rate
-        rank = LORA_RANK if config.lora_rank is None else config.lora_rank
-        self.choice = f"learner='tinker': an adapter of rank {rank} of {model_folder} on the server"
+        self._rank = LORA_RANK if config.lora_rank is None else config.lora_rank
+        self.choice = f"learner='tinker': an adapter of rank {self._rank} of {model_folder} on the server"
         self._arguments = ARGUMENTS | dict(config.learner_args)
         self._service = tinker.ServiceClient()
-        self._model = wait(
-            begin(lambda: self._service.create_lora_training_client(model_folder, rank, config.seed)),
-            f"make an adapter of rank {rank} of {model_folder}",
-        )
         self._saved: dict[Path, list[str]] = {}
         """Folder of a checkpoint -> what the server keeps for it."""
         self._warned = False
+
+    @cached_property
+    def _model(self) -> tinker.TrainingClient:
+        """A new adapter on the server."""
+        make = partial(self._service.create_lora_training_client, self.model_folder, self._rank, self.config.seed)
+        return wait(begin(make), f"make an adapter of rank {self._rank} of {self.model_folder}")
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together.
@@ -175,6 +178,7 @@ class TinkerLearner(LearnerBase):
         state = checkpoint.read_state(Path(folder))
         if STATE not in state:
             raise ConfigError(f"{folder} has no weights on a Tinker server; it was trained with another learner")
+        self.__dict__.pop("_model", None)  # servers load only into a new adapter
         wait(self._model.load_state_with_optimizer(state[STATE]), f"load {state[STATE]}")
         self.version = state["version"]
 
