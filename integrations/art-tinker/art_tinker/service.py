@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tarfile
 import tempfile
@@ -30,6 +31,10 @@ GIVE_UP_AFTER = 300.0
 """Seconds without a sign of life after which the server counts as lost. The SDK itself would wait forever."""
 SAMPLER, STATE = "tinker_sampler", "tinker_state"
 """Names in a checkpoint's manifest: the server's paths of the weights to sample with, and of weights and optimizer."""
+
+
+# At each download it warns that this may take a while.
+logging.getLogger("tinker.lib.public_interfaces.rest_client").setLevel(logging.ERROR)
 
 
 class ServerLost(ArtError):
@@ -139,7 +144,7 @@ def download(service: tinker.ServiceClient, path: str, folder: Path) -> None:
     try:
         with tempfile.TemporaryFile() as file:
             with httpx.stream("GET", url, follow_redirects=True, timeout=60.0) as answer:
-                # Not raise_for_status: its message has the address, which whoever has it can read from.
+                # Not raise_for_status: its message quotes the signed address, with which anyone can read the weights.
                 if not answer.is_success:
                     raise httpx.HTTPError(f"status {answer.status_code}")
                 for chunk in answer.iter_bytes():

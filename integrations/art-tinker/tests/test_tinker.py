@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,28 @@ def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(s
     assert abs(after - expected).max() < 0.02 * change
     learner.restore(tmp_path / "before")
     assert learner.version == 0 and learner.score(ids) == pytest.approx(before, abs=1e-5)
+    learner.close()
+
+
+def test_what_the_server_keeps_for_a_removed_checkpoint_is_deleted_there(server, tmp_path):
+    from art_tinker.learner import TinkerLearner
+    from art_tinker.service import STATE
+
+    def kept():
+        found = learner._service.create_rest_client().list_checkpoints(run).result().checkpoints
+        return {it.tinker_path.rpartition("/")[2] for it in found}
+
+    learner = TinkerLearner(str(TINY), TrainConfig(model="tiny", temperature=1.0, max_temperature=1.0), losses.grpo)
+    learner.save(tmp_path / "first")
+    first = json.loads((tmp_path / "first" / "learner.json").read_text())[STATE]
+    run = first.removeprefix("tinker://").partition("/")[0]
+    assert len(kept()) == 2
+    shutil.rmtree(tmp_path / "first")
+    learner.save(tmp_path / "second")
+    until = time.monotonic() + 30
+    while len(kept()) != 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(kept()) == 2 and first.rpartition("/")[2] not in kept()
     learner.close()
 
 
