@@ -8,6 +8,7 @@ probability ratio is 1. So the gradient on the server is that of the loss, whate
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -171,6 +172,7 @@ class TinkerLearner(LearnerBase):
         try:
             download(self._service, sampler, folder)
         except (StoreError, ConfigError) as error:  # the server has the weights, so the checkpoint is good
+            shutil.rmtree(folder, ignore_errors=True)
             log.warning("the checkpoint has no adapter here, so its calls can't be audited: %s", error)
 
     def restore(self, folder: Path) -> None:
