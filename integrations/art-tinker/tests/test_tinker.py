@@ -56,6 +56,7 @@ def stepped_here(folder: Path, ids):
     return norm, logits[torch.arange(len(ids) - 1), ids[1:]].numpy()
 
 
+@pytest.mark.timeout(600)
 def test_a_step_on_the_server_is_a_step_of_plain_pytorch_from_the_same_adapter(server, tmp_path):
     from art_tinker.learner import TinkerLearner
 
@@ -112,6 +113,7 @@ def start(run_dir: Path) -> subprocess.Popen:
     return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.timeout(900)  # the server compiles for each new length
 def test_a_run_that_was_killed_continues_and_its_ledger_is_clean(server, tmp_path):
     run_dir = tmp_path / "run"
     killed = start(run_dir)
