@@ -6,7 +6,6 @@ python -m bench.tinker [--steps 12] [--seed 0] [--out runs/tinker]
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from pathlib import Path
@@ -31,21 +30,17 @@ def train_email(run_dir: Path, steps: int, seed: int = 0, **settings: Any) -> ar
     )  # fmt: skip
 
 
-def recorded(run_dir: Path) -> dict[str, int]:
-    """Return the tokens that the run has recorded."""
+def recorded(run_dir: Path) -> tuple[dict[str, int], list[float]]:
+    """Return the tokens that the run has recorded, and the mean reward of every step."""
     with Store(store_file(run_dir)) as store:
         calls = [row.call for rollout in store.rollouts() for row in store.recorded(rollout.rollout_id)]
-    trained = sum(step.get("trained_tokens", 0) for step in steps_of(run_dir))
-    return {
+        steps = [metrics for _, metrics in store.steps()]
+    tokens = {
         "prompt tokens": sum(len(call.prompt_ids) for call in calls),
         "sampled tokens": sum(len(call.sampled_ids) for call in calls),
-        "trained tokens": int(trained),
+        "trained tokens": int(sum(step.get("trained_tokens", 0) for step in steps)),
     }
-
-
-def steps_of(run_dir: Path) -> list[dict[str, float]]:
-    """Return the metrics of every step."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return tokens, [step["reward"] for step in steps]
 
 
 def main() -> None:
@@ -64,13 +59,9 @@ def main() -> None:
         counted = server.counts()
     finally:
         server.stop()
-    rewards = [step["reward"] for step in steps_of(run_dir)]
+    tokens, rewards = recorded(run_dir)
     found = audit(run_dir)
-    print(
-        table(
-            ["", "recorded", "server"], [[name, str(it), str(counted[name])] for name, it in recorded(run_dir).items()]
-        )
-    )
+    print(table(["", "recorded", "server"], [[name, str(it), str(counted[name])] for name, it in tokens.items()]))
     print(
         f"mean reward: first four steps {statistics.fmean(rewards[:4]):.3f}, last four {statistics.fmean(rewards[-4:]):.3f}"
     )

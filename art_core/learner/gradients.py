@@ -48,6 +48,13 @@ class Totals:
         )
 
 
+def with_targets(trees: Sequence[TokenTree]) -> list[TokenTree]:
+    """Return the trees that have trained targets. Raises ValueError for an empty list."""
+    if not trees:
+        raise ValueError("step() got no token trees; don't call it if no group has anything to learn from")
+    return [tree for tree in trees if tree.weights.any()]
+
+
 def accumulate(
     passes: Sequence[TokenTree], totals: Totals, loss: Loss, *, forward: Callable[[TokenTree], TreeOutputs],
     reference: Callable[[TokenTree], Tensor | None], proximal: bool,

@@ -22,7 +22,7 @@ from art_core.config import SMALL_BELOW, TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
 from art_core.learner.alone import Alone, empty_pass, full_tensor
-from art_core.learner.gradients import MeasuredForward, Totals, accumulate, pack, tokens_that_fit
+from art_core.learner.gradients import MeasuredForward, Totals, accumulate, pack, tokens_that_fit, with_targets
 from art_core.learner.pretrained import has_adapter, load_causal_lm, load_teacher
 from art_core.learner.sizes import LORA_FROM, LORA_RANK, SMALL_MODEL
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
@@ -122,9 +122,7 @@ class TorchLearner(LearnerBase):
         tree has any, no step is taken and the metrics are ``skipped`` = 1. Raises ValueError for an empty list, and
         NotFiniteError, with everything unchanged, if the loss or the gradient isn't finite.
         """
-        if not trees:
-            raise ValueError("step() got no token trees; don't call it if no group has anything to learn from")
-        trees = [tree for tree in trees if tree.weights.any()]
+        trees = with_targets(trees)
         if not trees:
             return {"skipped": 1.0}
         started = time.perf_counter()
@@ -141,7 +139,7 @@ class TorchLearner(LearnerBase):
         """Return the seconds of a forward and backward pass over ``trees``; no weight changes."""
         started = time.perf_counter()
         with self._settings():
-            self._accumulate([tree for tree in trees if tree.weights.any()])
+            self._accumulate(with_targets(trees))
         self._optimizer.zero_grad()
         return time.perf_counter() - started
 

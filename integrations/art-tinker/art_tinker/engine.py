@@ -27,6 +27,7 @@ from art_embedded.parsers import extend_template
 from art_embedded.requests import Shape, refuse
 from art_embedded.sampling import Sampled
 from art_embedded.scheduler import Generation
+from art_embedded.version import Version
 from art_tinker.service import address, begin, sampler_path, status_of, wait
 
 log = logging.getLogger("art_core.engine")
@@ -100,7 +101,7 @@ class TinkerEngine(ChatEngine):
 
     def at(self, version: int) -> Upstream:
         """Return an upstream that answers with the weights of ``version``."""
-        return _Version(self, version)
+        return Version(self, version)
 
     async def retire(self, version: int) -> None:
         """Forget a version; version 0, the base model, stays."""
@@ -199,16 +200,3 @@ class TinkerEngine(ChatEngine):
                 reason = "stop"
                 break
         generation.finish_reason = reason
-
-
-class _Version:
-    """One served version as an ``Upstream``."""
-
-    def __init__(self, engine: TinkerEngine, version: int) -> None:
-        self._engine, self._version = engine, version
-
-    async def chat(self, request: JsonDict) -> JsonDict:
-        return await self._engine.answer(request, self._version)
-
-    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        return self._engine.chunks(request, self._version)

@@ -23,7 +23,7 @@ from tinker import types
 from art_core import TrainConfig
 from art_core.errors import ConfigError, NotFiniteError, StoreError
 from art_core.learner import checkpoint
-from art_core.learner.gradients import Totals, accumulate, join
+from art_core.learner.gradients import Totals, accumulate, join, with_targets
 from art_core.learner.sizes import LORA_RANK
 from art_core.learner.torch_learner import with_settings
 from art_core.learner.tree_forward import TreeOutputs
@@ -72,9 +72,7 @@ class TinkerLearner(LearnerBase):
         that the server computed gradients for. Raises NotFiniteError, with everything unchanged, if the loss or its derivative
         isn't finite.
         """
-        if not trees:
-            raise ValueError("step() got no token trees; don't call it if no group has anything to learn from")
-        trees = [tree for tree in trees if tree.weights.any()]
+        trees = with_targets(trees)
         if not trees:
             return {"skipped": 1.0}
         started = time.perf_counter()
@@ -134,7 +132,7 @@ class TinkerLearner(LearnerBase):
     def measure(self, trees: Sequence[TokenTree]) -> float:
         """Return three times the seconds of the forward pass: the server has no backward pass that leaves nothing behind."""
         started = time.perf_counter()
-        tree = join([tree for tree in trees if tree.weights.any()])
+        tree = join(with_targets(trees))
         self._logprobs(rows_of(tree), int(np.count_nonzero(tree.weights)))
         return 3 * (time.perf_counter() - started)
 

@@ -139,7 +139,7 @@ def sampler_path(folder: Path) -> str:
 
 def download(service: tinker.ServiceClient, path: str, folder: Path) -> None:
     """Unpack the adapter that the server keeps as ``path`` into ``folder``. Raises StoreError, ServerLost, ConfigError."""
-    run, _, name = path.removeprefix("tinker://").partition("/")
+    run, name = _parts(path)
     url = wait(service.create_rest_client().get_checkpoint_archive_url(run, name), f"send {path}").url
     try:
         with tempfile.TemporaryFile() as file:
@@ -168,9 +168,14 @@ def _name_modules(folder: Path) -> None:
         file.write_text(json.dumps(config | {"target_modules": sorted(names)}, indent=2))
 
 
-def delete(service: tinker.ServiceClient, path: str) -> Future[None]:
+def delete(service: tinker.ServiceClient, path: str) -> None:
     """Begin to delete what the server keeps as ``path``."""
-    run, _, name = path.removeprefix("tinker://").partition("/")
+    run, name = _parts(path)
     # SkyRL's paths of sampler weights lack their kind.
-    name = name if "/" in name else f"sampler_weights/{name}"
-    return begin(lambda: service.create_rest_client().delete_checkpoint(run, name).result())
+    service.create_rest_client().delete_checkpoint(run, name if "/" in name else f"sampler_weights/{name}")
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """Return the training run and the name in a server's path, such as ``tinker://RUN/weights/NAME``."""
+    run, _, name = path.removeprefix("tinker://").partition("/")
+    return run, name

@@ -1,4 +1,4 @@
-"""What is said if a server is missing, dies or refuses, and which settings it can't have."""
+"""Errors for a server that is missing, dead or refuses a request, and for unsupported settings."""
 
 import pytest
 from http_server import serving

@@ -14,6 +14,7 @@ from typing import TypeVar
 from art_core import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import EngineBase, JsonDict, Upstream, Weights
+from art_embedded.version import Version
 from art_vllm import command_line
 from art_vllm.client import VllmClient
 from art_vllm.unmasked import is_constrained, is_plain, unmask, unmask_stream
@@ -77,7 +78,7 @@ class AddressEngine(EngineBase):
 
     def at(self, version: int) -> Upstream:
         """Return an upstream that answers with the weights of ``version``."""
-        return _Policy(self, version)
+        return Version(self, version)
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer with the newest weights."""
@@ -234,16 +235,3 @@ class AddressEngine(EngineBase):
     async def counters(self) -> Mapping[str, float]:
         """Return the server's totals, including its other users' requests."""
         return await self._client.counters()
-
-
-class _Policy:
-    """One served version as an ``Upstream``."""
-
-    def __init__(self, engine: AddressEngine, version: int) -> None:
-        self._engine, self._version = engine, version
-
-    async def chat(self, request: JsonDict) -> JsonDict:
-        return await self._engine.answer(request, self._version)
-
-    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        return self._engine.chunks(request, self._version)
