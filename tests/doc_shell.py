@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 BETWEEN = {"&&", "||", ";", "|", "&"}
 ORDINARY = {
     *("cat", "cd", "cp", "curl", "deactivate", "docker", "echo", "export", "git", "kill", "mkdir", "nice", "node", "npm", "npx"),
-    *("nvidia-smi", "openssl", "ray", "set", "source", "ssh", "sudo", "ulimit", "unset", "wait", "wandb", "wsl", "."),
+    *("nvidia-smi", "openssl", "ray", "set", "sky", "source", "ssh", "sudo", "ulimit", "unset", "wait", "wandb", "wsl", "."),
 }  # fmt: skip
 """Commands of others, which are taken as they are."""
 INSTALLED = {"art-core", "art-cli"}
@@ -84,6 +84,8 @@ def check_command(words: list[str], page: Path, here: Path) -> None:
     name, *rest = words
     if Path(name).name in {"python", "python3"}:
         return check_python(rest, page, here)
+    if name == "sh":
+        return check_script(rest, here)
     check = {"art": check_art, "make": check_make, "pip": check_pip}.get(Path(name).name)
     if check:
         check(rest)
@@ -135,6 +137,13 @@ def check_python(words: list[str], page: Path, here: Path) -> None:
             there = any((folder / file).is_file() for folder in (here, page.parent))
             if not there and f"# {file}\n" not in page.read_text():
                 raise Wrong(f"there is no {file}")
+
+
+def check_script(words: list[str], here: Path) -> None:
+    if not (here / words[0]).is_file():
+        raise Wrong(f"there is no {words[0]}")
+    if words[0].endswith("deploy/rented.sh"):  # HOST, options of art serve, --, a command
+        check_art(["serve", *words[2 : words.index("--")]])
 
 
 def check_module(module: str, words: list[str]) -> None:
