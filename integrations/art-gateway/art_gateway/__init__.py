@@ -21,13 +21,16 @@ __all__ = ["dialects"]
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Add ``art gateway`` and ``art route``."""
+    """Add ``art gateway``, ``art route`` and ``art watch``."""
     from art_gateway.canary.command import EXAMPLE as ROUTE_EXAMPLE
     from art_gateway.canary.command import route
     from art_gateway.command import EXAMPLE, gateway
+    from art_gateway.watch import EXAMPLE as WATCH_EXAMPLE
+    from art_gateway.watch import watch
 
     app.command("gateway", epilog=EXAMPLE)(gateway)
     app.command("route", epilog=ROUTE_EXAMPLE)(route)
+    app.command("watch", epilog=WATCH_EXAMPLE)(watch)
 
 
 @hookimpl

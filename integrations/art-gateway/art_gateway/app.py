@@ -97,10 +97,10 @@ class Ledger:
                 [rollout_id], [outcome.get("reward")], metrics=[outcome.get("metrics") or {}], by="gateway"
             )
 
-    def add_feedback(self, rollout_id: str, score: float, metrics: Mapping[str, float]) -> None:
-        """Record what a user thinks of a conversation. Raises Refused (404) for an unknown one."""
+    def add_feedback(self, rollout_id: str, score: float, metrics: Mapping[str, float], by: str) -> None:
+        """Record what a user or a judge thinks of a conversation. Raises Refused (404) for an unknown one."""
         self._check_known(rollout_id)
-        self._store.add_scores([rollout_id], [score], metrics=[metrics], by="feedback")
+        self._store.add_scores([rollout_id], [score], metrics=[metrics], by=by)
 
     def _check_known(self, rollout_id: str) -> None:
         if not self._store.has_rollout(rollout_id):

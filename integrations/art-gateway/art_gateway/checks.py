@@ -89,14 +89,15 @@ def read_command(body: bytes | None) -> dict[str, Any]:
     return fields
 
 
-def read_feedback(body: bytes | None) -> tuple[str, float, dict[str, float]]:
-    """Return the conversation, the score and the metrics in the body of a feedback. Raises Refused (400)."""
+def read_feedback(body: bytes | None) -> tuple[str, float, dict[str, float], str]:
+    """Return the conversation, the score, the metrics and who says so in the body of a feedback. Raises Refused (400)."""
     try:
         fields = orjson.loads(body or b"")
         conversation, score, metrics = fields["conversation"], fields["score"], fields.get("metrics") or {}
+        by = fields.get("by", "feedback")
         numbers = [score, *metrics.values()]
         if (
-            not isinstance(conversation, str)
+            not (isinstance(conversation, str) and isinstance(by, str))
             or any(type(it) not in (int, float) for it in numbers)
             or not 0 <= score <= 1
         ):
@@ -104,11 +105,11 @@ def read_feedback(body: bytes | None) -> tuple[str, float, dict[str, float]]:
     except (ValueError, TypeError, LookupError, AttributeError):
         raise Refused(
             'the body must be {"conversation": the name in its address or in the header x-art-conversation of its answers, '
-            '"score": a number from 0 to 1, "metrics": optional numbers by name}',
+            '"score": a number from 0 to 1, "metrics": optional numbers by name, "by": optional, who says so}',
             status=400,
             code="feedback",
         ) from None
-    return conversation, float(score), metrics
+    return conversation, float(score), metrics, by
 
 
 def read_change(body: bytes | None) -> tuple[float, str]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from art_core.capture import is_loopback
 from art_core.plugin_api import plural, printable
+from art_gateway.asking import ask
 from art_gateway.command import read_share
 
 EXAMPLE = "Examples: `art route` shows the comparison; `art route --set 25%`; `art route --rollback`"
-SECONDS = 30
 HISTORY_SHOWN = 5
 
 
@@ -43,32 +38,14 @@ def route(
     if rollback or share is not None:
         change = {"share": 0.0 if rollback else read_share(share or "", "--set")}
         change |= {"why": why or ("rolled back by hand" if rollback else "set by hand")}
-    found = _ask(address.rstrip("/") + "/routes", change, api_key)
+    url = address.rstrip("/") + "/routes"
+    found = ask(url, change, api_key, missing="it has no candidate; start it with --record-text and --route")
+    if "history" not in found:
+        raise typer.BadParameter(f"no gateway answers at {url}: it is another server; pass its address")
     if json_:
         print(json.dumps(found))  # noqa: T201 - the command's result
         return
     _print(found, Console())
-
-
-def _ask(url: str, change: dict[str, Any] | None, api_key: str | None) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    content = None if change is None else json.dumps(change).encode()
-    try:
-        request = urllib.request.Request(url, content, headers)
-        # A proxy of the environment can't reach this machine's own addresses.
-        own = [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname) else []
-        with urllib.request.build_opener(*own).open(request, timeout=SECONDS) as answer:
-            found = json.load(answer)
-        if "history" not in found:
-            raise ValueError("it is another server")
-        return found
-    except urllib.error.HTTPError as error:
-        said = error.read(2000).decode(errors="replace")
-        if error.code == 404:
-            said = "it has no candidate; start it with --record-text and --route"
-        raise typer.BadParameter(f"the gateway at {url} answers {error.code}: {said}") from error
-    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
-        raise typer.BadParameter(f"no gateway answers at {url}: {error}; pass its address") from error
 
 
 def _print(found: dict[str, Any], console: Console) -> None:

@@ -22,13 +22,15 @@ SUCCESS = 0.5
 
 
 class Rubric:
-    """Scores a rollout from 0 to 1 by ``task["rubric"]``.
+    """Scores a rollout from 0 to 1 by ``task["rubric"]``, or by ``rubric`` if the task has none.
 
     ``judge`` is what ``art_ruler.Ruler`` takes: a LiteLLM model string, a LangChain chat model or an async function of messages;
     None: ART_JUDGE. A rollout is unscored, with the reason, if the judge gives no usable answer. Adds the metric ``success``.
     """
 
-    def __init__(self, judge: object = None, *, timeout: float = 120.0, retries: int = 3) -> None:
+    def __init__(
+        self, judge: object = None, rubric: str | None = None, *, timeout: float = 120.0, retries: int = 3
+    ) -> None:
         from art_ruler.judge_choice import judge_of
 
         judge = judge or os.environ.get("ART_JUDGE")
@@ -36,6 +38,7 @@ class Rubric:
             raise ConfigError("a rubric needs a judge: Rubric('openai/gpt-6-luna'), or set ART_JUDGE")
         self.judge = judge_of(judge, timeout=timeout, retries=retries)
         self.name = f"rubric {self.judge.name}"
+        self.rubric = rubric
         self._prepared = False
         self.cost = 0.0
         """US dollars so far, as far as they are known."""
@@ -51,7 +54,7 @@ class Rubric:
         from art_ruler.answer import Fault, read_scores
         from art_ruler.judge import JudgeError
 
-        rubric = trajectory.task.get("rubric") if isinstance(trajectory.task, dict) else None
+        rubric = (trajectory.task.get("rubric") if isinstance(trajectory.task, dict) else None) or self.rubric
         if not rubric:
             trajectory.notes["unscored"] = "the task has no rubric"
             return None

@@ -1,0 +1,45 @@
+"""Asks a running gateway, for the commands that stand beside it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+import typer
+
+from art_core.capture import is_loopback
+
+SECONDS = 30
+
+
+class NoAnswer(typer.BadParameter):
+    """Nothing answers at the address, or not as a gateway does."""
+
+
+def ask(url: str, body: dict[str, Any] | None, api_key: str | None, *, missing: str | None = None) -> dict[str, Any]:
+    """Return the JSON object that a gateway answers to a GET or, with a body, to a POST.
+
+    Raises typer.BadParameter if it refuses, NoAnswer if nothing answers; ``missing`` is what a 404 means.
+    """
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, content, headers)
+        # A proxy of the environment can't reach this machine's own addresses.
+        own = [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname) else []
+        with urllib.request.build_opener(*own).open(request, timeout=SECONDS) as answer:
+            found = json.load(answer)
+        if not isinstance(found, dict):
+            raise ValueError("it is another server")
+        return found
+    except urllib.error.HTTPError as error:
+        said = error.read(2000).decode(errors="replace")
+        raise typer.BadParameter(
+            f"the gateway at {url} answers {error.code}: {missing if missing and error.code == 404 else said}"
+        ) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise NoAnswer(f"no gateway answers at {url}: {error}; pass its address") from error
