@@ -125,6 +125,20 @@ async def test_a_task_without_a_rubric_is_unscored():
     assert trajectory.notes["unscored"] == "the task has no rubric"
 
 
+async def test_a_rubric_for_all_tasks_gives_way_to_the_rubric_of_a_task():
+    asked = []
+
+    async def judge(messages):
+        asked.append(messages[-1]["content"])
+        return scored(0.5)
+
+    trajectories = tuple(
+        art.Trajectory(task=each, calls=()) for each in ({"input": "a"}, {"input": "b", "rubric": "its own"})
+    )
+    assert await Rubric(judge, "for all").score(art.Group(None, trajectories)) == [0.5, 0.5]
+    assert ["for all" in text for text in asked] == ["its own" not in text for text in asked] == [True, False]
+
+
 def test_a_rubric_needs_a_judge(monkeypatch):
     monkeypatch.delenv("ART_JUDGE", raising=False)
     with pytest.raises(ConfigError, match="needs a judge"):
