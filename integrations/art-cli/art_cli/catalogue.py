@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from art_cli.variables import NO_OPENPIPE
 
+TO_DO = "what to do (pip install -e: in the checkout of art)"
+"""The head of a column of a table."""
 FRAMEWORKS = {
     "agent_framework": "art-agent-framework",
     "agno": "art-agno",

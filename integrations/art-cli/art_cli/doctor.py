@@ -7,11 +7,14 @@ import importlib.util
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from art_cli.catalogue import ADAPTERS, PROVIDERS, WITHOUT_PLUGIN, as_function, how_to_install
-from art_cli.variables import CHECKED
+from rich.console import Console
+from rich.table import Column, Table
+
+from art_cli.catalogue import ADAPTERS, PROVIDERS, TO_DO, WITHOUT_PLUGIN, as_function, how_to_install
+from art_cli.variables import CHECKED, NOT_SET, SET
 from art_core.errors import ConfigError
 from art_core.learner import unsloth
 from art_core.plugin_api import Plugins
@@ -30,6 +33,8 @@ NEEDED_BY = {
     "litellm": f"RULER, the LLM judge: {how_to_install(PROVIDERS['ruler'])}",
 }
 """Importable package -> what it is for and how to get it."""
+MISSING, PLUGIN = "missing", "plugin "
+"""The state of a package that isn't installed; how the part of a plugin begins."""
 MODEL_INSTALLERS = "art.model_installers"
 """Entry points of this group, ``install(say)``, install a model that no distribution ships."""
 
@@ -43,13 +48,48 @@ class Finding:
     """Whether art_core cannot work at all because of it."""
 
 
+def report(findings: Sequence[Finding], variables: Sequence[Finding], console: Console) -> bool:
+    """Print whether art can train here, then what is missing or wrong, then the rest; return whether art can work at all."""
+    console.print(verdict(findings), highlight=False, soft_wrap=True)
+    wrong = [each for each in variables if each.state not in (SET, NOT_SET)]
+    if to_do := [each for each in findings if each.advice] + wrong:
+        table = Table("not there", Column("state", overflow="fold"), Column(TO_DO, overflow="fold"))
+        for each in to_do:
+            table.add_row(each.part, each.state, each.advice)
+        console.print(table)  # without markup: rich parses .[train] as a style
+    plugins = [each.part for each in findings if each.part.startswith(PLUGIN) and not each.advice]
+    parts = [f"{each.part} {each.state}" for each in findings if not each.advice and each.part not in plugins]
+    for what, names in {
+        "in order": parts,
+        "plugins": sorted(part.removeprefix(PLUGIN) for part in plugins),
+        "variables that are set": [each.part for each in variables if each.state == SET],
+        "not set (docs/environment.md says what they do)": [each.part for each in variables if each.state == NOT_SET],
+    }.items():
+        if names:
+            console.print(f"{what}: {', '.join(names)}", highlight=False, soft_wrap=True)
+    return not any(finding.broken for finding in findings)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return in a line what can be done here."""
+    if broken := [finding for finding in findings if finding.broken]:
+        return f"art can't work here: {broken[0].advice}, and this is {broken[0].state}"
+    gone = [each.part for each in findings if each.state == MISSING]
+    if missing := [part for part in ("torch", "transformers", "safetensors", "peft") if part in gone]:
+        return f"art can record, evaluate and compare here, but not train: {', '.join(missing)} missing"
+    gpus = [each.state for each in findings if each.part == "GPU" and not each.advice]
+    return (
+        f"art can train here, on {gpus[0]}" if gpus else "art can train small models here, on the CPU; no GPU is usable"
+    )
+
+
 def examine() -> list[Finding]:
     """Return all findings, most important first."""
     findings = [_python(), _sqlite()]
     findings += [_package(package, purpose) for package, purpose in NEEDED_BY.items()]
     findings += [_gpu(), _unsloth(), *_engines()]
     plugins = Plugins().installed()
-    findings += [Finding(f"plugin {plugin.name}", f"{plugin.distribution} {plugin.version}") for plugin in plugins]
+    findings += [Finding(f"{PLUGIN}{plugin.name}", f"{plugin.distribution} {plugin.version}") for plugin in plugins]
     distributions = {plugin.distribution for plugin in plugins}
     needy = [framework for framework in frameworks(distributions) if framework.advice]
     findings += [Finding(f"plugin for {framework.name}", framework.state, framework.advice) for framework in needy]
@@ -61,9 +101,10 @@ def variables() -> list[Finding]:
     distributions = {plugin.distribution for plugin in Plugins().installed()}
     findings = []
     for variable in CHECKED:
-        missing = variable.needs not in {"", *distributions}
-        advice = f"{variable.does}: {how_to_install(variable.needs)}" if missing else variable.does
-        findings.append(Finding(variable.name, variable.state(), advice))
+        state, advice = variable.state(), variable.does
+        if state == SET and variable.needs not in {"", *distributions}:
+            state, advice = f"{SET}, but {variable.needs} is missing", f"{advice}: {how_to_install(variable.needs)}"
+        findings.append(Finding(variable.name, state, advice))
     return findings
 
 
@@ -111,13 +152,13 @@ def _sqlite() -> Finding:
         try:
             connection.execute("create virtual table t using fts5(x)")
         except sqlite3.OperationalError:
-            return Finding("sqlite", f"{sqlite3.sqlite_version}, without FTS5", "the email example's search needs FTS5")
-    return Finding("sqlite", f"{sqlite3.sqlite_version}, with FTS5")
+            return Finding("sqlite", f"{sqlite3.sqlite_version} without FTS5", "the email example's search needs FTS5")
+    return Finding("sqlite", f"{sqlite3.sqlite_version} with FTS5")
 
 
 def _package(package: str, purpose: str) -> Finding:
     if importlib.util.find_spec(package) is None:
-        return Finding(package, "missing", f"needed for {purpose}")
+        return Finding(package, MISSING, f"needed for {purpose}")
     distributions = importlib.metadata.packages_distributions().get(package, [package])
     # Several distributions may share a package (langgraph-prebuilt installs into langgraph too).
     eponymous = min(distributions, key=lambda name: name.replace("-", "_") != package)

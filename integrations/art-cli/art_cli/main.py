@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from art_cli.arguments import (
     load_agent,
@@ -56,7 +56,6 @@ Settings = Annotated[
     typer.Option("--set", help="A setting of docs/settings.md as NAME=VALUE, such as max_tokens=64; repeatable."),
 ]
 Prompts = Annotated[str | None, typer.Option(help="The file of `art optimize`: its texts replace the agent's own.")]
-TO_DO = "what to do (pip install -e: in the checkout of art)"
 ENDED_EARLY, MAY_PASS = 3, 75
 """Exit codes if training ends before its last step; 75 is EX_TEMPFAIL in sysexits.h."""
 Model = Annotated[
@@ -270,6 +269,7 @@ def evaluate(
 @app.command(epilog="Example: `art plugins`")
 def plugins() -> None:
     """List the installed plugins with their hooks, and the plugins that installed frameworks still need."""
+    from art_cli.catalogue import TO_DO
     from art_cli.doctor import frameworks
 
     plugin_table, framework_table = (
@@ -321,17 +321,7 @@ def doctor(
     if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
-    parts = Table("part", Column("state", overflow="fold"), Column(TO_DO, overflow="fold"))
-    findings = examination.examine()
-    for finding in findings:
-        parts.add_row(finding.part, finding.state, finding.advice)
-    variables = Table("variable", "state", Column("what it does", overflow="fold"))
-    for finding in examination.variables():
-        variables.add_row(finding.part, finding.state, finding.advice)
-    console = Console(markup=False)  # otherwise rich parses .[train] as a style
-    console.print(parts)
-    console.print(variables)
-    if any(finding.broken for finding in findings):
+    if not examination.report(examination.examine(), examination.variables(), Console(markup=False)):
         raise typer.Exit(1)
 
 

@@ -18,6 +18,10 @@ NO_OPENPIPE = (
 """Why ``OPENPIPE_API_KEY`` and the tracker ``openpipe`` are refused."""
 
 
+SET, NOT_SET = "set", "not set"
+"""States of a variable with which nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class Variable:
     name: str
@@ -34,11 +38,11 @@ class Variable:
         """Return whether the variable is set and valid; never its value."""
         value = os.environ.get(self.name, "").strip()
         if not value:
-            return "not set"
+            return NOT_SET
         if self.refused:
             return "refused"
         if self.least is None or self._fits(value):
-            return "set"
+            return SET
         wanted = f">= {self.least}" if self.most is None else f"from {self.least} to {self.most}"
         return f"not an integer {wanted}; the command will refuse it"
 

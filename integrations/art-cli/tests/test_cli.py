@@ -119,7 +119,7 @@ def test_doctor_and_plugins_tell_what_is_installed_and_which_variables_are_set(a
     (tmp_path / ".env").write_text("WANDB_API_KEY=not-to-be-shown\n")
     doctor, plugins = art("doctor"), art("plugins")
     assert doctor.returncode == plugins.returncode == 0, doctor.stderr + plugins.stderr
-    assert "art-langgraph" in doctor.stdout and "art-langgraph" in plugins.stdout
+    assert ", langgraph," in doctor.stdout and "art-langgraph" in plugins.stdout
     assert "GPU" in doctor.stdout and "WANDB_API_KEY" in doctor.stdout
     assert "not-to-be-shown" not in doctor.stdout + doctor.stderr
 
