@@ -14,7 +14,10 @@ from ssh_server import command, rented_machine
 
 from art_vllm.process import free_port
 
-pytestmark = pytest.mark.system
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(sys.platform != "linux", reason="the rented machine, here this one, must have Linux"),
+]
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 SCRIPT = ["sh", str(DEPLOY / "rented.sh")]
@@ -42,10 +45,10 @@ asyncio.run(main())
 UV = f"""
 echo "$@" >> ~/uv.log
 if [ "$1" = venv ]; then
-  mkdir -p art-env/bin
-  printf '#!/bin/sh\\nexec {sys.executable} "$@"\\n' > art-env/bin/python
-  printf '#!/bin/sh\\nexec {sys.executable} -m art_cli "$@"\\n' > art-env/bin/art
-  chmod +x art-env/bin/*
+  mkdir -p env/bin
+  printf '#!/bin/sh\\nexec {sys.executable} "$@"\\n' > env/bin/python
+  printf '#!/bin/sh\\nexec {sys.executable} -m art_cli "$@"\\n' > env/bin/art
+  chmod +x env/bin/*
 fi
 """
 """Instead of uv there: its environment is that of the tests, so that nothing is installed."""
@@ -79,7 +82,6 @@ def steps_of(folder):
         return [step for (step,) in store.execute("select step from steps order by step")]
 
 
-@pytest.mark.timeout(400)
 async def test_a_run_there_outlives_a_lost_connection_and_ctrl_c_and_comes_home(tmp_path):
     async with rented_machine(tmp_path) as machine:
         command(machine.home / ".local" / "bin" / "uv", UV)
@@ -92,18 +94,22 @@ async def test_a_run_there_outlives_a_lost_connection_and_ctrl_c_and_comes_home(
         os.killpg(process.pid, signal.SIGINT)
         said = (await process.communicate())[0].decode()
         assert process.returncode == 130, said
-        assert "stopping the server and copying its run to runs/rented" in said
+        assert "copying the run to runs/rented" in said and "failed" not in said
         done = steps_of(tmp_path)
         assert done[:3] == [1, 2, 3]
+        (tmp_path / "runs" / "rented" / "run.sqlite-wal").write_bytes(b"from before")
 
-        process = await start(tmp_path, len(done) + 1)
+        process = await start(tmp_path, 100)
+        said = await read_until(process, f"step {len(done)}\n")
+        assert "step 0\n" not in said
+        os.killpg(process.pid, signal.SIGTERM)  # as systemd does: its own background process too
         said = (await process.communicate())[0].decode()
-        assert process.returncode == 0, said
-        assert f"step {len(done)}\n" in said and "step 0\n" not in said
-        assert steps_of(tmp_path) == [*done, len(done) + 1]
+        assert process.returncode == 130 and "copying the run to runs/rented" in said, said
+        assert steps_of(tmp_path)[: len(done) + 1] == [*done, len(done) + 1]
+        assert (tmp_path / "runs" / "rented.before" / "run.sqlite-wal").read_bytes() == b"from before"
 
-    assert (machine.home / "art" / "art_core" / "__init__.py").is_file()
-    assert "-e art[train]" in (machine.home / "uv.log").read_text()
+    assert (machine.home / "art-rented" / "checkout" / "art_core" / "__init__.py").is_file()
+    assert "-e checkout[train]" in (machine.home / "uv.log").read_text()
 
 
 async def test_a_server_that_does_not_start_is_shown_with_its_own_words(tmp_path):
@@ -113,7 +119,19 @@ async def test_a_server_that_does_not_start_is_shown_with_its_own_words(tmp_path
         process = await start(tmp_path, 1)
         said = (await process.communicate())[0].decode()
         assert process.returncode == 1
-        assert "no such model" in said and "step" not in said
+        assert "no such model" in said and "step" not in said and "copying the run" not in said
+
+
+async def test_a_machine_that_is_gone_at_the_end_is_not_said_to_have_stopped(tmp_path):
+    async with rented_machine(tmp_path) as machine:
+        command(machine.home / ".local" / "bin" / "uv", UV)
+        process = await start(tmp_path, 100)
+        await read_until(process, "step 0\n")
+        command(tmp_path / "bin" / "ssh", "exit 255")
+        machine.drop_connections()
+        os.killpg(process.pid, signal.SIGINT)
+        said = (await process.communicate())[0].decode()
+        assert process.returncode == 130 and "rented can't be reached: its server may still be running" in said, said
 
 
 def test_a_dry_run_prints_every_command_and_calls_none(tmp_path):
@@ -123,12 +141,29 @@ def test_a_dry_run_prints_every_command_and_calls_none(tmp_path):
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=True,
     )  # fmt: skip
     for part in (
-        "ssh -M -f -N", "-L 127.0.0.1:8000:127.0.0.1:8000 gpu.example", "| ssh gpu.example tar -C art -xf -",
+        "ssh -M -f -tt", "-L 127.0.0.1:8000:127.0.0.1:8000 gpu.example", "| ssh gpu.example tar -C art-rented/checkout -xf -",
         "uv pip install", "art doctor --install vllm", "art serve --port 8000 --run-dir runs/rented '--set' 'note=it'\\''s'",
-        "running 'python' 'drive.py', dashboard at http://127.0.0.1:8000", "tar -C art/runs -czf - rented",
+        "running 'python' 'drive.py', dashboard at http://127.0.0.1:8000", "tar -C art-rented/runs -cf - rented",
     ):  # fmt: skip
         assert part in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"bin"}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "said"),
+    [
+        (["--port", "9000"], {}, "drop --port"),
+        (["--token=abc"], {}, "drop --token=abc"),
+        ([], {"RUN": "my run"}, "a run's name may have"),
+        ([], {"RUN": "../x"}, "a run's name may have"),
+    ],
+)
+def test_what_would_not_reach_the_server_is_refused(tmp_path, options, variables, said):
+    done = subprocess.run(
+        [*SCRIPT, "--dry-run", "gpu.example", *options, "--", "true"],
+        cwd=tmp_path, env=environment(tmp_path, **variables), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_without_a_host_and_a_command_the_usage_is_shown(tmp_path):
@@ -140,4 +175,5 @@ def test_without_a_host_and_a_command_the_usage_is_shown(tmp_path):
 def test_skypilot_is_asked_for_one_gpu_that_is_stopped_and_kept_when_idle():
     resources = yaml.safe_load((DEPLOY / "sky.yaml").read_text())["resources"]
     assert set(resources["accelerators"].values()) == {1}
+    assert "-tt" in (DEPLOY / "rented.sh").read_text()  # SkyPilot counts only terminals as SSH connections
     assert resources["autostop"] == {"idle_minutes": 30, "down": False, "wait_for": "jobs_and_ssh"}
