@@ -33,8 +33,8 @@ NEEDED_BY = {
     "litellm": f"RULER, the LLM judge: {how_to_install(PROVIDERS['ruler'])}",
 }
 """Importable package -> what it is for and how to get it."""
-MISSING, PLUGIN = "missing", "plugin "
-"""The state of a package that isn't installed; how the part of a plugin begins."""
+MISSING, AS_FUNCTION, PLUGIN = "missing", "works as a function", "plugin "
+"""The state of a package that isn't installed, that of a framework that needs no plugin; how the part of a plugin begins."""
 MODEL_INSTALLERS = "art.model_installers"
 """Entry points of this group, ``install(say)``, install a model that no distribution ships."""
 
@@ -52,13 +52,15 @@ def report(findings: Sequence[Finding], variables: Sequence[Finding], console: C
     """Print whether art can train here, then what is missing or wrong, then the rest; return whether art can work at all."""
     console.print(verdict(findings), highlight=False, soft_wrap=True)
     wrong = [each for each in variables if each.state not in (SET, NOT_SET)]
-    if to_do := [each for each in findings if each.advice] + wrong:
-        table = Table("not there", Column("state", overflow="fold"), Column(TO_DO, overflow="fold"))
+    to_do = [each for each in findings if each.advice and each.state != AS_FUNCTION] + wrong
+    if to_do:
+        table = Table("missing or wrong", Column("state", overflow="fold"), Column(TO_DO, overflow="fold"))
         for each in to_do:
             table.add_row(each.part, each.state, each.advice)
         console.print(table)  # without markup: rich parses .[train] as a style
     plugins = [each.part for each in findings if each.part.startswith(PLUGIN) and not each.advice]
-    parts = [f"{each.part} {each.state}" for each in findings if not each.advice and each.part not in plugins]
+    rest = [each for each in findings if each not in to_do and each.part not in plugins]
+    parts = [f"{each.part} {each.state}" for each in rest]
     for what, names in {
         "in order": parts,
         "plugins": sorted(part.removeprefix(PLUGIN) for part in plugins),
@@ -104,6 +106,8 @@ def variables() -> list[Finding]:
         state, advice = variable.state(), variable.does
         if state == SET and variable.needs not in {"", *distributions}:
             state, advice = f"{SET}, but {variable.needs} is missing", f"{advice}: {how_to_install(variable.needs)}"
+        elif state not in (SET, NOT_SET) and not variable.refused:
+            advice = f"correct it or unset it: {advice}"
         findings.append(Finding(variable.name, state, advice))
     return findings
 
@@ -128,7 +132,7 @@ def frameworks(distributions: Collection[str]) -> list[Framework]:
             known.append(Framework(package, "missing" if advice else distribution, advice))
     for package, model in WITHOUT_PLUGIN.items():
         if _importable(package):
-            known.append(Framework(package, "works as a function", f"def agent(task), {as_function(model)}"))
+            known.append(Framework(package, AS_FUNCTION, f"def agent(task), {as_function(model)}"))
     return known
 
 

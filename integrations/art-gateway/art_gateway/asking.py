@@ -17,13 +17,21 @@ SECONDS = 30
 
 
 class NoAnswer(typer.BadParameter):
-    """Nothing answers at the address, or not as a gateway does."""
+    """Nothing answers at the address, or not as a gateway does, or not now."""
+
+
+class NotAccepted(typer.BadParameter):
+    """The gateway refuses a request."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def ask(url: str, body: dict[str, Any] | None, api_key: str | None, *, missing: str | None = None) -> dict[str, Any]:
     """Return the JSON object that a gateway answers to a GET or, with a body, to a POST.
 
-    Raises typer.BadParameter if it refuses, NoAnswer if nothing answers; ``missing`` is what a 404 means.
+    Raises NotAccepted if it refuses, NoAnswer if nothing answers; ``missing`` is what a 404 means.
     """
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     content = None if body is None else json.dumps(body).encode()
@@ -37,9 +45,10 @@ def ask(url: str, body: dict[str, Any] | None, api_key: str | None, *, missing: 
             raise ValueError("it is another server")
         return found
     except urllib.error.HTTPError as error:
-        said = error.read(2000).decode(errors="replace")
-        raise typer.BadParameter(
-            f"the gateway at {url} answers {error.code}: {missing if missing and error.code == 404 else said}"
-        ) from error
+        answer = missing if missing and error.code == 404 else error.read(2000).decode(errors="replace")
+        message = f"the gateway at {url} answers {error.code}: {answer}"
+        if error.code == 429 or error.code >= 500:
+            raise NoAnswer(message) from error
+        raise NotAccepted(message, error.code) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoAnswer(f"no gateway answers at {url}: {error}; pass its address") from error

@@ -105,7 +105,7 @@ def read_feedback(body: bytes | None) -> tuple[str, float, dict[str, float], str
     except (ValueError, TypeError, LookupError, AttributeError):
         raise Refused(
             'the body must be {"conversation": the name in its address or in the header x-art-conversation of its answers, '
-            '"score": a number from 0 to 1, "metrics": optional numbers by name, "by": optional, who says so}',
+            '"score": a number from 0 to 1, "metrics": optional numbers by name, "by": optional, who scored it}',
             status=400,
             code="feedback",
         ) from None

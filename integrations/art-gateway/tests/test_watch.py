@@ -9,10 +9,12 @@ from typer.testing import CliRunner
 
 import art_gateway
 from art_core.capture import HttpUpstream
+from art_gateway import asking
 from art_gateway.canary.gateway import CanaryGateway
 from art_gateway.canary.routes import Candidate
 from art_gateway.text import TextUpstream
 from art_gateway.text_gateway import TextGateway
+from art_gateway.watch import Wanted, Watch
 
 JUDGE = """
 seen = []
@@ -24,9 +26,6 @@ def judge(conversation):
 
 def broken(conversation):
     raise ValueError("no idea")
-
-def proud(conversation):
-    return 7
 """
 
 
@@ -80,7 +79,7 @@ async def test_both_sides_are_scored_and_the_scores_reach_the_comparison(desk, w
         stored = {id: desk.store.scores(id) for id in splits}
     assert scores["live"]["mean"] == 1 and scores["candidate"]["mean"] == 0.25
     assert scores["live"]["count"] + scores["candidate"]["count"] == 12
-    assert f"live 1.000 in {scores['live']['count']}, mine 0.250 in {scores['candidate']['count']}" in said
+    assert f"live 1.000 ({scores['live']['count']} scored), mine 0.250 ({scores['candidate']['count']} scored)" in said
     for id, split in splits.items():
         [score] = stored[id]
         assert score.by == "judge" and score.metrics == {"success": float(split == "live")}
@@ -96,7 +95,7 @@ async def test_a_judge_sees_what_was_asked_and_answered(start, provider, watch, 
     async with start(upstreams=[TextUpstream(provider.base_url)], kind=TextGateway) as desk:
         await talk(desk, "c0", [{"type": "text", "text": text} for text in ("Please do", "task-001.")])
         said, _ = await watch(desk.url)
-    assert "0.500 in 1" in said and "could not be scored" not in said
+    assert "0.500 (1 scored)" in said and "could not be scored" not in said
 
 
 async def test_what_users_have_scored_and_what_is_still_going_on_is_left_alone(desk, watch):
@@ -107,7 +106,7 @@ async def test_what_users_have_scored_and_what_is_still_going_on_is_left_alone(d
         await talk(desk, "new")
         assert "no conversation has been scored" in (await watch(desk.url, "--quiet", "60"))[0]
         assert "no conversation has been scored" in (await watch(desk.url, "--hours", "0"))[0]
-        assert "in 1" in (await watch(desk.url))[0]
+        assert "(1 scored)" in (await watch(desk.url))[0]
         assert "no conversation has been scored" in (await watch(desk.url))[0]
 
 
@@ -127,33 +126,84 @@ async def test_a_judge_that_fails_is_quoted_and_tried_again_later(desk, watch):
     async with desk as desk:
         await talk(desk, "c0")
         said, result = await watch(desk.url, reward="broken")
-        assert result.exit_code == 0 and "1 could not be scored" in said and "ValueError: no idea" in said
-        assert "in 1" in (await watch(desk.url))[0]
+        assert result.exit_code == 0 and "could not be scored: 1 of " in said and "ValueError: no idea" in said
+        assert "(1 scored)" in (await watch(desk.url))[0]
 
 
-async def test_a_score_that_is_none_is_refused_with_what_one_is(desk, watch):
+async def test_what_the_gateway_refuses_is_quoted_and_the_others_are_scored(desk, watch, tmp_path):
+    (tmp_path / "judge.py").write_text(
+        "import numpy as np\n"
+        "def judge(it):\n"
+        "    it.metrics.update(right=True, unknown=float('nan'))\n"
+        "    return 7 if 'task-002' in it.task['input'] else np.float32(0.5)"
+    )
     async with desk as desk:
         await talk(desk, "c0")
-        said, result = await watch(desk.url, reward="proud")
-    assert result.exit_code == 2 and "a number from 0 to 1" in said
+        await talk(desk, "c1", "Please do task-002.")
+        said, result = await watch(desk.url)
+        [score] = desk.store.scores("c0")
+    assert result.exit_code == 0 and "(1 scored)" in said and "a number from 0 to 1" in said
+    assert score.reward == 0.5 and score.metrics == {"right": 1.0}
 
 
-async def test_scores_wait_for_a_gateway_that_restarts(desk, watch, monkeypatch):
+async def test_a_user_who_was_faster_than_the_judge_counts(desk, watch, tmp_path):
+    async with desk as desk:
+        await talk(desk, "c0")
+        (tmp_path / "judge.py").write_text(
+            "import json, urllib.request\n"
+            "def judge(it):\n"
+            "    body = json.dumps({'conversation': 'c0', 'score': 1}).encode()\n"
+            f"    urllib.request.urlopen(urllib.request.Request('{desk.url}/feedback', body))\n"
+            "    return 0.0"
+        )
+        await watch(desk.url)
+        assert [score.by for score in desk.store.scores("c0")] == ["feedback"]
+
+
+async def test_a_harness_that_reports_no_reward_leaves_the_score_to_the_judge(desk, watch):
+    async with desk as desk:
+        await talk(desk, "c0")
+        await desk.order("POST", "/rollouts/c0/finish", {"output": "answer: its own", "metrics": {"seconds": 3}})
+        assert "1.000 (1 scored)" in (await watch(desk.url))[0]
+
+
+async def test_nothing_is_judged_before_the_gateway_has_answered_with_this_key(start, provider, watch):
+    async with start(upstreams=[TextUpstream(provider.base_url)], kind=TextGateway, api_key="secret") as desk:
+        body = {"model": "m", "messages": [{"role": "user", "content": "Please do task-001."}]}
+        key = {"authorization": "Bearer secret"}
+        await desk.client.post(f"{desk.url}/rollouts/c0/v1/chat/completions", json=body, headers=key)
+        said, result = await watch(desk.url, "--api-key", "wrong")
+        assert result.exit_code == 2 and "answers 401" in said and "scored" not in said
+        assert "(1 scored)" in (await watch(desk.url, "--api-key", "secret"))[0]
+    said, result = await watch("http://127.0.0.1:1")
+    assert result.exit_code == 2 and "no gateway answers" in said
+
+
+async def test_scores_wait_for_a_gateway_that_restarts(desk, watch, tmp_path, monkeypatch):
     monkeypatch.setattr("art_gateway.watch.LOOK_SECONDS", 0.05)
     asked = []
 
     def ask(url, *rest):
         asked.append(url)
-        if len(asked) < 3:
-            raise art_gateway.asking.NoAnswer("no gateway answers")
+        if len(asked) in (2, 3):
+            raise asking.NoAnswer("no gateway answers")
         return answer(url, *rest)
 
-    answer = art_gateway.asking.ask
+    answer = asking.ask
     monkeypatch.setattr("art_gateway.watch.ask", ask)
+    said = []
     async with desk as desk:
         await talk(desk, "c0")
-        said, _ = await watch(desk.url)
-    assert said.count("scores wait for it") == 1 and "in 1" in said
+        running = Watch(tmp_path, lambda it: 0.5, Wanted(1.0, 0.0, 60.0), desk.url, None, said.append)
+        watching = asyncio.create_task(running.run(once=False))
+        async with asyncio.timeout(30):
+            while "(1 scored)" not in running.summary():
+                await asyncio.sleep(0.02)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        result = await watch(desk.url)
+    assert [line for line in said if "scores wait for it" in line] == said[:-1] and len(said) == 2
+    assert result[1].exit_code == 0
 
 
 async def test_a_folder_without_a_recording_and_a_reward_that_is_none_are_refused(watch, tmp_path):
