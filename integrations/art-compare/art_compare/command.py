@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -142,10 +142,18 @@ def _print_flips(comparison: Comparison, number: int, name: str, transcripts: in
     say(f"{name} solved {plural(len(flips.won), 'task')} that {first} did not, and lost {len(flips.lost)}")
     for sign, keys in (("-", flips.lost), ("+", flips.won)):
         for key in keys[:FLIPS_SHOWN]:
-            task = json.dumps(task_input(comparison.trajectories(key)[0].task), ensure_ascii=False)
+            task = asked(comparison.trajectories(key)[0].task)
             say(f"  {sign} {task[:TASK_CHARS]}{' ...' * (len(task) > TASK_CHARS)}")
         if len(keys) > FLIPS_SHOWN:
             say(f"  {sign} and {len(keys) - FLIPS_SHOWN} more: --json has all")
     for key in (*flips.lost, *flips.won)[:transcripts]:
         print_trajectory(comparison.sides[0].trajectories[key], first, console)
         print_trajectory(comparison.sides[number].trajectories[key], f"{name}, the same task", console)
+
+
+def asked(task: Any) -> str:
+    """Return what a task asks in one line; of a conversation, the last message."""
+    question = task_input(task)
+    if isinstance(question, dict) and isinstance(messages := question.get("messages"), list) and messages:
+        question = messages[-1].get("content") if isinstance(messages[-1], dict) else messages[-1]
+    return " ".join((question if isinstance(question, str) else json.dumps(question, ensure_ascii=False)).split())

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import art_core as art
 from art_cli.main import command
 from art_compare import Comparison, compare, statistics
+from art_compare.command import asked
 from art_compare.gate import read_gate
 from art_compare.measures import MEASURES
 from art_compare.sides import Side
@@ -61,12 +62,29 @@ def test_tasks_are_paired_whatever_their_order(runs):
     assert difference.p == pytest.approx(2 * (1 + 6) / 2**6)  # at most 1 of 6 fair coins, twice
 
 
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ("one\ntwo", "one two"),
+        ({"input": "asked", "answer": 1}, "asked"),
+        ({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "asked"}]}, "asked"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}]},
+            '[{"type": "text", "text": "é"}]',
+        ),
+        ({"city": "Rome"}, '{"city": "Rome"}'),
+    ],
+)
+def test_a_task_is_named_by_what_it_asks(task, line):
+    assert asked(task) == line
+
+
 def test_the_command_shows_values_differences_and_the_tasks_that_flipped(runs):
     shown = art_compare(runs["live"], runs["mine"], "--transcripts", 1)
     assert shown.exit_code == 0, shown.output
     assert "50.0%" in shown.output and "60.0%" in shown.output and "+10.0 points" in shown.output
     assert "mine solved 5 tasks that live did not, and lost 1" in shown.output
-    assert '- "task 3"' in shown.output and '+ "task 24"' in shown.output
+    assert "  - task 3\n" in shown.output and "  + task 24\n" in shown.output
     assert "mine, the same task" in shown.output
     assert "mine has 1 task more, left out" in shown.output
 

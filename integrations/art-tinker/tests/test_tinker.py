@@ -109,7 +109,7 @@ def test_what_the_server_keeps_for_a_removed_checkpoint_is_deleted_there(server,
 
 
 def start(run_dir: Path) -> subprocess.Popen:
-    program = [sys.executable, Path(__file__).with_name("train_email_on_tinker.py"), run_dir]
+    program = [sys.executable, Path(__file__).with_name("train_on_tinker.py"), run_dir]
     return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
