@@ -113,7 +113,7 @@ def start(run_dir: Path) -> subprocess.Popen:
     return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.timeout(900)  # the server compiles for each new length
+@pytest.mark.timeout(600)  # the server compiles for each new length
 def test_a_run_that_was_killed_continues_and_its_ledger_is_clean(server, tmp_path):
     run_dir = tmp_path / "run"
     killed = start(run_dir)
