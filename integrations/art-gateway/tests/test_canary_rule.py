@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from art_gateway.canary.bounds import Bounds
 from art_gateway.canary.trial import Rule, Trial
+from bench import canary_rule
 
 RULE = Rule(ramp=(0.1, 0.25, 0.5), margin=0.3)
 SIMULATIONS = 60
@@ -127,3 +128,9 @@ def test_bounds_are_as_narrow_as_the_number_of_observations_allows():
 def test_an_observation_outside_of_its_range_is_refused(value):
     with pytest.raises(ValueError, match="between 0 and 1"):
         Bounds(0.05).add(value)
+
+
+def test_the_simulations_of_the_page_can_be_repeated(capsys):
+    canary_rule.main(["--simulations", "1"])
+    *_, last = capsys.readouterr().out.strip().splitlines()
+    assert last.count("%") == 4 and "100.0%, after" in last
