@@ -141,7 +141,7 @@ def check_python(words: list[str], page: Path, here: Path) -> None:
 
 def check_script(words: list[str], here: Path) -> None:
     if not (here / words[0]).is_file():
-        raise Wrong(f"there is no {words[0]}")
+        raise Wrong(f"no such file: {words[0]}")
     if words[0].endswith("deploy/rented.sh"):  # HOST, options of art serve, --, a command
         check_art(["serve", *words[2 : words.index("--")]])
 

@@ -58,12 +58,11 @@ def report(findings: Sequence[Finding], variables: Sequence[Finding], console: C
         for each in to_do:
             table.add_row(each.part, each.state, each.advice)
         console.print(table)  # without markup: rich parses .[train] as a style
-    plugins = [each.part for each in findings if each.part.startswith(PLUGIN) and not each.advice]
-    rest = [each for each in findings if each not in to_do and each.part not in plugins]
-    parts = [f"{each.part} {each.state}" for each in rest]
+    plugins = [each for each in findings if each.part.startswith(PLUGIN) and not each.advice]
+    parts = [each for each in findings if each not in (*to_do, *plugins)]
     for what, names in {
-        "in order": parts,
-        "plugins": sorted(part.removeprefix(PLUGIN) for part in plugins),
+        "in order": [f"{each.part} {each.state}" for each in parts],
+        "plugins": sorted(each.part.removeprefix(PLUGIN) for each in plugins),
         "variables that are set": [each.part for each in variables if each.state == SET],
         "not set (docs/environment.md says what they do)": [each.part for each in variables if each.state == NOT_SET],
     }.items():

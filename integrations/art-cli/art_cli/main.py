@@ -28,6 +28,7 @@ from art_cli.arguments import (
     stand_in_key,
     with_prompts,
 )  # fmt: skip
+from art_cli.catalogue import TO_DO
 from art_cli.init import init
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, warn_refused
@@ -43,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Train the agent you already have: capture its model calls, score its rollouts, improve the model with GRPO.",
 )
+
 RunDir = Annotated[Path | None, typer.Option(help="Run folder. An interrupted run in it is resumed.")]
 AGENT = typer.Argument(
     help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without parameters that makes one for every rollout."
@@ -269,7 +271,6 @@ def evaluate(
 @app.command(epilog="Example: `art plugins`")
 def plugins() -> None:
     """List the installed plugins with their hooks, and the plugins that installed frameworks still need."""
-    from art_cli.catalogue import TO_DO
     from art_cli.doctor import frameworks
 
     plugin_table, framework_table = (

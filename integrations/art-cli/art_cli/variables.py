@@ -16,8 +16,6 @@ NO_OPENPIPE = (
     "'art view RUN', which needs no account"
 )
 """Why ``OPENPIPE_API_KEY`` and the tracker ``openpipe`` are refused."""
-
-
 SET, NOT_SET = "set", "not set"
 """States of a variable with which nothing is wrong."""
 

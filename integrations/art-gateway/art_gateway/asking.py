@@ -6,6 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,10 +29,13 @@ class NotAccepted(typer.BadParameter):
         self.status = status
 
 
-def ask(url: str, body: dict[str, Any] | None, api_key: str | None, *, missing: str | None = None) -> dict[str, Any]:
+def ask(
+    url: str, body: dict[str, Any] | None, api_key: str | None, *, has: Sequence[str] = (), missing: str | None = None
+) -> dict[str, Any]:
     """Return the JSON object that a gateway answers to a GET or, with a body, to a POST.
 
-    Raises NotAccepted if it refuses, NoAnswer if nothing answers; ``missing`` is what a 404 means.
+    ``has`` are keys that its answer has; ``missing`` is what a 404 means. Raises NotAccepted if it refuses, and NoAnswer if
+    nothing answers, or something else than a gateway.
     """
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     content = None if body is None else json.dumps(body).encode()
@@ -41,12 +45,13 @@ def ask(url: str, body: dict[str, Any] | None, api_key: str | None, *, missing: 
         own = [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname) else []
         with urllib.request.build_opener(*own).open(request, timeout=SECONDS) as answer:
             found = json.load(answer)
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not found.keys() >= set(has):
             raise ValueError("it is another server")
         return found
     except urllib.error.HTTPError as error:
-        answer = missing if missing and error.code == 404 else error.read(2000).decode(errors="replace")
-        message = f"the gateway at {url} answers {error.code}: {answer}"
+        with error:
+            said = error.read(2000).decode(errors="replace")
+        message = f"the gateway at {url} answers {error.code}: {missing if missing and error.code == 404 else said}"
         if error.code == 429 or error.code >= 500:
             raise NoAnswer(message) from error
         raise NotAccepted(message, error.code) from error

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,9 +93,10 @@ class Wanted:
     """Seconds."""
 
     def drawn(self, conversation: str) -> bool:
-        """Whether a conversation is in the sample: the same ones after a restart, and independent of the side that answers."""
-        digest = hashlib.blake2b(f"art watch\0{conversation}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest) < self.share * 2**64
+        """Whether a conversation is in the sample, which doesn't depend on the side that answers."""
+        from art_gateway.canary.routes import in_share
+
+        return in_share(f"art watch\0{conversation}", self.share)
 
 
 class Watch:
@@ -117,7 +118,8 @@ class Watch:
     async def run(self, *, once: bool) -> None:
         """Score until cancelled, or until everything that is there has been tried.
 
-        Raises NoAnswer if there is no gateway at first or, with ``once``, at any time; NotAccepted for a wrong key.
+        Raises NotAccepted for a wrong key, and NoAnswer if no gateway answers when it starts. With ``once`` a gateway that stops
+        answering later raises NoAnswer too.
         """
         from art_core.store import Store
 
@@ -155,7 +157,7 @@ class Watch:
         now = time.time()
         found = await asyncio.to_thread(store.rows, UNSCORED, (now - self._wanted.oldest, now - self._wanted.quiet))
         due = ((id, side or "?") for id, side in found if self._wanted.drawn(id) and self._is_due(id))
-        return [each for each, _ in zip(due, range(BATCH), strict=False)]
+        return list(islice(due, BATCH))
 
     def _is_due(self, conversation: str) -> bool:
         tries, next_at = self._tries.get(conversation, (0, 0.0))
@@ -193,7 +195,8 @@ class Watch:
 
         group = Group(trajectory.task, (trajectory,))
         try:
-            [value] = [each.reward for each in (await scoring.score(group, self._reward, SCORE_SECONDS)).trajectories]
+            [scored] = (await scoring.score(group, self._reward, SCORE_SECONDS)).trajectories
+            value = scored.reward
         except RewardError as error:
             value, trajectory.notes["unscored"] = None, getattr(error, "reason", str(error))
         if value is None:

@@ -36,18 +36,9 @@ def watch(tmp_path):
     app = typer.Typer()
     art_gateway.register_commands(app)
 
-    async def watch(url, *options, reward="judge", once=True):
-        arguments = [
-            "watch",
-            str(tmp_path),
-            "--reward",
-            f"{tmp_path}/judge.py:{reward}",
-            "--gateway",
-            url,
-            "--quiet",
-            "0",
-        ]
-        arguments += [*(["--once"] if once else []), *options]
+    async def watch(url, *options, reward="judge"):
+        where = ["watch", str(tmp_path), "--reward", f"{tmp_path}/judge.py:{reward}", "--gateway", url]
+        arguments = [*where, "--quiet", "0", "--once", *options]
         result = await asyncio.to_thread(CliRunner().invoke, app, arguments, env={"COLUMNS": "300"})
         return " ".join(result.output.split()), result
 

@@ -1,4 +1,4 @@
-"""A real SSH server in a process of its own, that runs what it is told in a folder of its own. SIGUSR1 drops its connections."""
+"""A real SSH server in a separate process, which runs commands in a temporary home. SIGUSR1 drops its connections."""
 
 import asyncio
 import os

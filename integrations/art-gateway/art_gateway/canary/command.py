@@ -38,10 +38,8 @@ def route(
     if rollback or share is not None:
         change = {"share": 0.0 if rollback else read_share(share or "", "--set")}
         change |= {"why": why or ("rolled back by hand" if rollback else "set by hand")}
-    url = address.rstrip("/") + "/routes"
-    found = ask(url, change, api_key, missing="it has no candidate; start it with --record-text and --route")
-    if "history" not in found:
-        raise typer.BadParameter(f"no gateway answers at {url}: it is another server; pass its address")
+    missing = "it has no candidate; start it with --record-text and --route"
+    found = ask(address.rstrip("/") + "/routes", change, api_key, has=["history"], missing=missing)
     if json_:
         print(json.dumps(found))  # noqa: T201 - the command's result
         return

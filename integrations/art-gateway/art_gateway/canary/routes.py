@@ -117,8 +117,7 @@ class Routes:
         return self.answerer(conversation) == self.candidate.name and self.share > 0
 
     def _drawn(self, conversation: str) -> str:
-        drawn = f"{self.candidate.name} {conversation}".encode("utf-8", "surrogatepass")
-        mine = int.from_bytes(hashlib.blake2b(drawn, digest_size=8).digest()) < self.share * 2**64
+        mine = in_share(f"{self.candidate.name} {conversation}", self.share)
         return self.candidate.name if mine else self.candidate.live
 
     def answered(self, *, failed: bool) -> None:
@@ -194,3 +193,9 @@ class Routes:
             "trial": self.trial.as_json(),
             "history": self._history,
         }
+
+
+def in_share(text: str, share: float) -> bool:
+    """Whether a text is among the ``share`` of all texts that its hash draws, always the same ones."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) < share * 2**64
