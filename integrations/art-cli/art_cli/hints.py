@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from art_cli.change import Z_95
 from art_core.store import Store
 from art_core.store.rollouts import SCORED
 from art_core.store.run_folder import store_file
@@ -32,8 +33,6 @@ CLEAR_CORRELATION = 0.3
 """Rank correlation with the reward, within groups, from which the reward pays for something."""
 SURE = 4.0
 """Standard errors by which the training batches must have improved."""
-NORMAL_95 = 1.96
-"""Standard errors on each side of a 95 % interval."""
 SAME_ANSWER_SHARE = 0.75
 """Share of rollouts that end with the same answer, in ``SAME_ANSWER_TASKS`` tasks or more, as if the task did not matter."""
 SAME_ANSWER_TASKS = 8
@@ -80,16 +79,21 @@ SHARES: dict[str, tuple[Callable[[Shape], float], str, str]] = {
 def hints_of(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
     """Return the hints about a run folder with this ``report.json``."""
     with Store(store_file(run_dir)) as store:
-        return hints(store, store.history(report["steps"]), report["evaluations"], look=f"art view {run_dir}")
+        found = hints(store, store.history(report["steps"]), report["evaluations"])
+    return [f"{sentence}: art view {run_dir}" for sentence in found]
+
+
+class Rows(Protocol):
+    """What reads a run's store."""
+
+    def rows(self, query: str, values: Sequence[object]) -> list[tuple]:
+        """Return the rows of a query of the tables."""
 
 
 def hints(
-    store: Store,
-    history: Sequence[tuple[int, Mapping[str, float]]],
-    evaluations: Sequence[Mapping[str, Any]],
-    look: str,
+    store: Rows, history: Sequence[tuple[int, Mapping[str, float]]], evaluations: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return one sentence per sign; each ends with ``look``, the command that shows the rollouts."""
+    """Return one sentence per sign."""
     # Supervised steps don't have this metric.
     sampled = [(step, metrics) for step, metrics in history if "groups_with_contrast" in metrics]
     steps = [step for step, _ in sampled]
@@ -97,18 +101,17 @@ def hints(
     if third < MIN_STEPS:
         return []
     first, last = _read(store, steps[:third]), _read(store, steps[-third:])
-    sentences = [*_drifts(first, last), *_sameness(first, last)]
-    sentences += _held_out([metrics for _, metrics in sampled], evaluations)
-    return [f"{sentence}: {look}" for sentence in sentences]
+    held_out = _held_out([metrics for _, metrics in sampled], evaluations)
+    return [*_drifts(first, last), *_sameness(first, last), *held_out]
 
 
-def _read(store: Store, steps: Sequence[int]) -> list[Shape]:
+def _read(store: Rows, steps: Sequence[int]) -> list[Shape]:
     """Return the rollouts of up to ``STEPS_READ`` evenly spaced steps."""
     indices = sorted({int(index) for index in np.linspace(0, len(steps) - 1, STEPS_READ)})
     return [shape for index in indices for shape in shapes(store, steps[index])]
 
 
-def shapes(store: Store, step: int) -> list[Shape]:
+def shapes(store: Rows, step: int) -> list[Shape]:
     """Return the scored training rollouts of a step, in the order in which they started."""
     return [Shape(*row) for row in store.rows(SHAPES, (step,))]
 
@@ -190,7 +193,7 @@ def _held_out(metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapp
     before, after = min(measured, key=lambda it: it["step"]), max(measured, key=lambda it: it["step"])
     change = after["success"] - before["success"]
     # With few held-out tasks, the interval of their change may include the rise in training.
-    if change <= 0 and change + NORMAL_95 * float(np.hypot(before["stderr"], after["stderr"])) < rise:
+    if change <= 0 and change + Z_95 * float(np.hypot(before["stderr"], after["stderr"])) < rise:
         yield (
             f"the {name} of the training batches rose from {early.mean():.3g} to {late.mean():.3g}, but on {after['n']} held-out "
             f"tasks it went from {before['success']:.3g} to {after['success']:.3g} (95 %: {after['interval'][0]:.3g} to "

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from art_cli.hints import NORMAL_95, hints_of
+from art_cli.change import change
+from art_cli.hints import hints_of
 from art_core import Report, TrainResult
 from art_core.plugin_api import plural, printable
 from art_core.types import JsonDict, Trajectory
@@ -68,14 +68,11 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
 
 def verdict(before: Report, after: Report) -> str:
     """Return whether the tasks are solved better than before, from the differences on the same tasks with a 95 % interval."""
-    differences = np.array(after.successes) - np.array(before.successes)
-    change, count = float(differences.mean()), len(differences)
-    margin = NORMAL_95 * float(differences.std(ddof=1)) / np.sqrt(count) if count > 1 else np.inf
-    low, high = change - margin, change + margin
-    said = "better" if low > 0 else "worse" if high < 0 else "can't tell whether it is better"
+    it = change(before.successes, after.successes)
+    said = "can't tell whether it is better" if it.verdict == "can't tell" else it.verdict
     scale, unit = (100, "points of success") if after.counts_successes else (1, "of mean reward")
-    change, low, high = (scale * value for value in (change, low, high))
-    return f"{said}: {change:+.3g} {unit} (95 %: {low:+.3g} to {high:+.3g}) on the same {plural(count, 'task')}"
+    value, low, high = (scale * number for number in (it.value, it.low, it.high))
+    return f"{said}: {value:+.3g} {unit} (95 %: {low:+.3g} to {high:+.3g}) on the same {plural(it.tasks, 'task')}"
 
 
 def print_change(before: Report, after: Report, console: Console) -> None:

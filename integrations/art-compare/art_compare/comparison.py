@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from art_cli.change import Z_95, score_interval
 from art_compare import statistics
 from art_compare.gate import Condition, Verdict, judge, read_gate
 from art_compare.measures import MEASURES, numbers
@@ -18,8 +18,6 @@ from art_compare.sides import Side, as_json, read_sides, shared_tasks
 from art_core import Report
 from art_core.errors import ConfigError
 from art_core.types import Trajectory
-
-Z_95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Comparison:
         first, second = how.sum_up(pairs)
         if how.points and statistics.is_binary(pairs):
             lost, won = statistics.discordant(pairs)
-            interval = statistics.score_interval(lost, won, len(pairs), Z_95)
+            interval = score_interval(lost, won, len(pairs), Z_95)
             return Difference(float(second - first), interval, statistics.mcnemar(lost, won))
         apart = statistics.resampled(pairs, lambda drawn: how.sum_up(drawn) @ np.array([-1.0, 1.0]))
         return Difference(float(second - first), statistics.percentiles(apart, 0.025))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from art_cli.change import score
 from art_compare import statistics
 from art_compare.measures import MEASURES
 from art_core.errors import ConfigError
@@ -134,7 +135,7 @@ def _p_values(condition: Condition, pairs: np.ndarray) -> tuple[float, float]:
     lost, won = statistics.discordant(pairs)
     if condition.constant == 0:
         return statistics.at_most(won, lost + won), statistics.at_most(lost, lost + won)
-    below = NormalDist().cdf(statistics.score(lost, won, tasks, condition.constant))
+    below = NormalDist().cdf(score(lost, won, tasks, condition.constant))
     return below, 1 - below
 
 

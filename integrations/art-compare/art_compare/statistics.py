@@ -1,8 +1,8 @@
 """Tests and intervals for two measurements of the same tasks.
 
 Successes are compared by their pairs: a task that only one side solved is informative, one that both solved isn't. The p-value
-is McNemar's, exact. The difference has Tango's score interval (Statistics in Medicine 17, 1998), also right for few tasks and few
-differences. Everything else is resampled over the tasks (paired bootstrap, percentiles).
+is McNemar's, exact. The difference has Tango's score interval (``art_cli.change``). Everything else is resampled over the tasks
+(paired bootstrap, percentiles).
 """
 
 from __future__ import annotations
@@ -52,33 +52,6 @@ def binomial(successes: int, trials: int, rate: float) -> float:
     orders = (all_ - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(successes + 1))
     logs = (order + k * log + (trials - k) * log_other for k, order in enumerate(orders))
     return min(1.0, math.fsum(map(math.exp, logs)))
-
-
-def score(lost: int, won: int, tasks: int, difference: float) -> float:
-    """Return Tango's statistic, standard normal if the second side's rate is higher by ``difference`` (-1 to 1)."""
-    linear = -won - lost + (2 * tasks - won + lost) * difference
-    constant = -lost * difference * (1 - difference)
-    root = math.sqrt(max(linear**2 - 8 * tasks * constant, 0.0))
-    lost_rate = (root - linear) / (4 * tasks)
-    variance = tasks * (2 * lost_rate + difference * (1 - difference))
-    deviation = won - lost - tasks * difference
-    if variance <= 0:
-        return math.copysign(math.inf, deviation) if deviation else 0.0
-    return deviation / math.sqrt(variance)
-
-
-def score_interval(lost: int, won: int, tasks: int, z: float) -> tuple[float, float]:
-    """Return the differences that the pairs don't contradict: those with a statistic from ``-z`` to ``z``."""
-    return _crossing(lost, won, tasks, z), _crossing(lost, won, tasks, -z)
-
-
-def _crossing(lost: int, won: int, tasks: int, z: float) -> float:
-    """Return the difference at which the statistic, which falls, is ``z``."""
-    low, high = -1.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if score(lost, won, tasks, middle) > z else (low, middle)
-    return (low + high) / 2
 
 
 def power(difference: float, unequal: float, tasks: int) -> float:

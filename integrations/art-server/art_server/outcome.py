@@ -56,17 +56,34 @@ def status(
 
 def pairs(evaluations: Sequence[Any]) -> list[responses.EvaluationPair]:
     """Return, for each temperature in order of measurement, the evaluations before training and the newest one since."""
-    by_temperature: dict[Any, responses.EvaluationPair] = {}
+    return [
+        responses.EvaluationPair(
+            temperature=plain((before or after or {}).get("temperature")),
+            before=without_ids(before),
+            after=without_ids(after),
+        )
+        for before, after in _by_temperature(evaluations)
+    ]
+
+
+def before_and_after(evaluations: Sequence[Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return ``pairs`` as they are stored, those that have both."""
+    return [(before, after) for before, after in _by_temperature(evaluations) if before and after]
+
+
+def _by_temperature(evaluations: Sequence[Any]) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    found: dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = {}
     for each in evaluations:
         if not isinstance(each, dict) or each.get("name") == "evaluation":
             continue
-        temperature = each.get("temperature")
-        pair = by_temperature.setdefault(repr(temperature), responses.EvaluationPair(temperature=plain(temperature)))
+        key = repr(each.get("temperature"))
+        before, after = found.get(key, (None, None))
         if each.get("name") == "before":
-            pair.before = without_ids(each)
-        elif pair.after is None or _step(each) >= _step(pair.after):
-            pair.after = without_ids(each)
-    return list(by_temperature.values())
+            before = each
+        elif after is None or step_of(each) >= step_of(after):
+            after = each
+        found[key] = before, after
+    return list(found.values())
 
 
 def evaluations_of(evaluations: Any) -> dict[str, responses.EvaluationOf]:
@@ -102,6 +119,7 @@ def without_ids(evaluation: Any) -> Any:
     return plain({key: value for key, value in evaluation.items() if key != "rollout_ids"})
 
 
-def _step(evaluation: Mapping[str, Any]) -> float:
+def step_of(evaluation: Mapping[str, Any]) -> float:
+    """Return the step after which it was measured; -1 if that isn't recorded."""
     step = evaluation.get("step")
     return step if isinstance(step, (int, float)) else -1

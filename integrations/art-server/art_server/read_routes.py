@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_server import conversations, reading, responses
+from art_server import conversations, decision, reading, responses
 from art_server.plain import readable
 from art_server.store_view import RolloutFilter
 from art_server.token_texts import TokenTexts
@@ -65,6 +65,11 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
     def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Run:
         """Show a run's settings, evaluations and progress."""
         return reading.run(readable(run), folder)
+
+    @router.get("/{run}/decision", responses=REFUSED)
+    def show_decision(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Decision:
+        """Show whether held-out tasks are solved better, what fails, what it cost, and what to do next."""
+        return decision.decision(readable(run), folder)
 
     _add_lists(router, folder_of)
     _add_trajectories(router, folder_of)

@@ -24,7 +24,7 @@ STORE = "run.sqlite"
 def run_summary(name: str, folder: Path) -> responses.RunSummary:
     """Return a run's summary; if the run can't be read, only ``problem`` is set."""
     try:
-        return read_snapshot(folder / STORE, lambda view: responses.RunSummary(**_summary(name, folder, view)))
+        return read_snapshot(folder / STORE, lambda view: responses.RunSummary(**summary_fields(name, folder, view)))
     except StoreError as error:
         return responses.RunSummary(name=name, problem=readable(str(error)))
 
@@ -33,17 +33,17 @@ def run(name: str, folder: Path) -> responses.Run:
     """Return a run with its settings, evaluations and progress."""
 
     def read(view: StoreView) -> responses.Run:
-        config = _mapping(view.meta("config"))
+        config = mapping(view.meta("config"))
         splits = [responses.Split(**vars(split)) for split in view.splits()]
-        summary = _summary(name, folder, view)
+        summary = summary_fields(name, folder, view)
         return responses.Run(
             **summary,
             config=plain(config),
             start_weights=_text(view.meta("start_weights")),
-            evaluations=[outcome.without_ids(evaluation) for evaluation in _list(view.meta("evaluations"))],
+            evaluations=[outcome.without_ids(evaluation) for evaluation in list_of(view.meta("evaluations"))],
             splits=splits,
             progress=_progress(view, splits, config if summary["planned_steps"] else {}),
-            report=plain(_read_json(folder / "report.json")),
+            report=plain(report(folder)) or None,
         )
 
     return read_snapshot(folder / STORE, read)
@@ -104,8 +104,8 @@ def checkpoint(folder: Path, name: str) -> responses.Checkpoint | None:
     path = folder / "checkpoints" / name
     if match is None or not path.is_dir():
         return None
-    manifest = _mapping(_read_json(path / MANIFEST))
-    digests = _mapping(manifest.get("files"))
+    manifest = mapping(_read_json(path / MANIFEST))
+    digests = mapping(manifest.get("files"))
     files = []
     for file in sorted(path.rglob("*")):
         try:
@@ -125,6 +125,11 @@ def checkpoint(folder: Path, name: str) -> responses.Checkpoint | None:
         size=sum(file.size for file in files),
         files=files,
     )
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """Return the content of ``report.json``; empty if it is missing."""
+    return mapping(_read_json(folder / "report.json"))
 
 
 def state_of(rollout: RolloutRow) -> responses.State:
@@ -164,9 +169,10 @@ def number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
+def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
+    """Return the fields of a ``RunSummary``."""
     step_count, last = view.step_counts()
-    config, evaluations = _mapping(view.meta("config")), _list(view.meta("evaluations"))
+    config, evaluations = mapping(view.meta("config")), list_of(view.meta("evaluations"))
     reward, learner = view.meta("reward"), view.meta("learner")
     # Older folders don't have planned_steps; in them, only train recorded both a reward and a learner.
     default = config.get("steps") if reward is not None and learner is not None else None
@@ -272,9 +278,16 @@ def _text(value: Any) -> str | None:
     return None if value is None else readable(str(value))
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def number_or_none(value: Any) -> float | None:
+    """Return a finite number, or None for anything else."""
+    return number(value) if isinstance(value, int | float) else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Return ``value`` if it is a dict, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def list_of(value: Any) -> list[Any]:
+    """Return ``value`` if it is a list, else an empty one."""
     return value if isinstance(value, list) else []

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -163,6 +164,24 @@ class StoreView:
     def rollout(self, rollout_id: str) -> RolloutRow | None:
         """Return a rollout; None if it doesn't exist."""
         return next(iter(self._rollout_rows("rollouts.rollout_id = ?", (rollout_id,))), None)
+
+    def rollouts_by_id(self, rollout_ids: Sequence[str]) -> dict[str, RolloutRow]:
+        """Return the rollouts that exist, by id."""
+        rows = self._rollout_rows("rollouts.rollout_id IN (SELECT value FROM json_each(?))", (json.dumps(rollout_ids),))
+        return {row.stored.rollout_id: row for row in rows}
+
+    def cut_off(self, rollout_ids: Sequence[str]) -> set[str]:
+        """Return those of the rollouts in which a call ended at its token limit."""
+        rows = self._db.execute(
+            "SELECT DISTINCT rollout_id FROM calls WHERE finish_reason = 'length' AND NOT replaced "
+            "AND rollout_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(rollout_ids),),
+        )
+        return {rollout_id for (rollout_id,) in rows}
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple]:
+        """Return the rows of a query, as ``Store.rows`` does."""
+        return self._db.execute(query, values).fetchall()
 
     def calls(self, rollout_id: str) -> tuple[Call, ...]:
         """Return a rollout's calls as ``Store.calls`` does."""

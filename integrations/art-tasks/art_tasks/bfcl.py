@@ -125,15 +125,19 @@ def reward(trajectory: Trajectory) -> float:
     """Return up to 1.5: partial credit for a call, its function and its arguments, and 0.5 if the checker accepts it.
 
     Without partial credit a small model gets no reward at first, so no group has contrast. Adds the metrics ``success``,
-    ``called`` (exactly one well-formed call) and ``named`` (the right function), each 0 or 1.
+    ``called`` (exactly one well-formed call) and ``named`` (the right function), each 0 or 1, and the note ``bfcl``, the kind of
+    error.
     """
     task, calls = trajectory.task, _calls(trajectory.output)
     called = len(calls) == 1
     [expected] = task["answer"][0]
     name, arguments = calls[0] if called else ("", {})
     named = called and name == _callable(expected)
-    success = named and _accepted(task, {name: arguments}, task["answer"][0])
+    fault = _fault(task, {name: arguments}, task["answer"][0]) if named else "wrong function" if called else "no call"
+    success = not fault
     trajectory.metrics.update(success=float(success), called=float(called), named=float(named))
+    if fault:
+        trajectory.notes["bfcl"] = fault
     share = _share_of_right(task, name, arguments) if named else 0.0
     return PARSED * called + NAMED * named + ARGUMENTS * share + RIGHT * success
 
@@ -155,12 +159,12 @@ def _share_of_right(task: JsonDict, name: str, arguments: Mapping[str, Any]) -> 
     required = {each for each, allowed in values.items() if "" not in allowed}
     considered = required | set(arguments)
     tried = ((each, {name: {each: arguments[each]}}) for each in considered & set(arguments) & set(values))
-    right = sum(_accepted(task, call, {expected: {each: values[each]}}) for each, call in tried)
+    right = sum(not _fault(task, call, {expected: {each: values[each]}}) for each, call in tried)
     return right / len(considered) if considered else 1.0
 
 
-def _accepted(task: JsonDict, call: JsonDict, answer: JsonDict) -> bool:
-    """Whether its checker accepts a call, of the parameters that ``answer`` has."""
+def _fault(task: JsonDict, call: JsonDict, answer: JsonDict) -> str:
+    """Return what kind of error its checker finds in a call, of the parameters that ``answer`` has; empty if it accepts it."""
     [(name, values)] = answer.items()
     function = next(each for each in task["functions"] if each["name"] == name)
     parameters = function["parameters"]
@@ -169,7 +173,8 @@ def _accepted(task: JsonDict, call: JsonDict, answer: JsonDict) -> bool:
         each for each in parameters.get("required", ()) if each in values
     ]}}  # fmt: skip
     checker, language = _checker()
-    return bool(checker([described], [call], [answer], language, "simple_python", "art")["valid"])
+    result = checker([described], [call], [answer], language, "simple_python", "art")
+    return "" if result["valid"] else result["error_type"].removeprefix("simple_function_checker:").replace("_", " ")
 
 
 @functools.cache

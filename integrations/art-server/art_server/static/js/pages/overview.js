@@ -2,9 +2,10 @@
 
 import { stepsAfter } from "../api.js";
 import { Chart, SHAPES } from "../chart.js";
+import { Decision } from "../decision.js";
 import { emptyCard, field, fill, h, select, tile } from "../dom.js";
-import { duration, num, percent, percentTick, plural, signed } from "../format.js";
-import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
+import { duration, num, percent, percentTick, signed } from "../format.js";
+import { statusChip, temperatureName } from "../outcome.js";
 import { evaluation } from "./evaluation.js";
 
 // Large charts, above the others.
@@ -75,7 +76,7 @@ class Overview {
     this.charts = new Map();
     this.selected = storedSet(METRICS_KEY);
     this.status = h("span");
-    this.reason = h("div");
+    this.decision = new Decision(context);
     this.tiles = h("dl", { class: "tiles" });
     this.large = h("div", { class: "charts large" });
     this.small = h("div", { class: "charts" });
@@ -93,7 +94,8 @@ class Overview {
       h("summary", {}, "Metrics as a table"),
       this.table,
     );
-    this.metricsBox = h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.checkboxes);
+    this.metricsBox = h("details", {}, h("summary", {}, "Choose metrics"), this.checkboxes);
+    this.healthBox = h("details", { class: "card health" }, this.decision.health, this.small, this.metricsBox);
     this.node = h(
       "section",
       { class: "overview" },
@@ -103,12 +105,11 @@ class Overview {
         h("div", { class: "row" }, h("h1", {}, context.run), this.status),
         field("Smoothing", smoothing),
       ),
-      this.reason,
+      this.decision.node,
       this.tiles,
       this.emptyBox,
       this.large,
-      this.small,
-      this.metricsBox,
+      this.healthBox,
       this.tableBox,
     );
     const redraw = () => this.charts.forEach((chart) => chart.draw());
@@ -128,6 +129,17 @@ class Overview {
     this.steps.push(...newSteps);
     if (newSteps.length || run.evaluations.length !== this.evaluationCount) this.draw();
     else this.drawTiles();
+    await this.decision.update(run);
+  }
+
+  // RULER compares the rollouts of a group, so its mean stays about the same however good they are.
+  isRelative() {
+    return /^ruler/i.test(this.context.info.reward ?? "");
+  }
+
+  isLarge(name, names, marks) {
+    if (name === "reward" && this.isRelative()) return false;
+    return names.includes(name) || (name === "success" && marks.length);
   }
 
   names() {
@@ -152,12 +164,12 @@ class Overview {
     this.evaluationCount = this.context.info.evaluations.length;
     this.drawTiles();
     fill(this.emptyBox, this.steps.length ? null : this.emptyState());
-    this.metricsBox.hidden = this.tableBox.hidden = !this.steps.length;
+    this.healthBox.hidden = this.tableBox.hidden = !this.steps.length;
     const selected = this.selected ?? new Set(DEFAULT_METRICS);
     const run = this.context.info;
     const marks = run.evaluations.filter((result) => result && typeof result.success === "number");
     const wanted = [
-      ...Object.keys(LARGE).filter((name) => names.includes(name) || (name === "success" && marks.length)),
+      ...Object.keys(LARGE).filter((name) => this.isLarge(name, names, marks)),
       ...inOrder(names).filter((name) => selected.has(name) && !(name in LARGE)),
     ];
     for (const [name, chart] of this.charts) {
@@ -202,8 +214,6 @@ class Overview {
     const recent = mean(rewards.slice(-4)),
       first = mean(rewards.slice(0, 4));
     fill(this.status, statusChip(run));
-    fill(this.reason, reason(run));
-    this.reason.hidden = !run.reason;
     const totalSeconds = this.steps.reduce((sum, step) => sum + (step.metrics.seconds ?? 0), 0);
     const last = this.steps.length ? this.steps[this.steps.length - 1].metrics : {};
     fill(
@@ -214,14 +224,15 @@ class Overview {
         current || (planned && done >= planned ? "finished" : `loss ${run.loss ?? "–"}`),
         planned ? done / planned : null,
       ),
-      tile(
-        ofCalls ? "Call reward" : "Reward",
-        num(recent),
-        rewards.length > 4
-          ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})`
-          : "mean of the last steps",
-      ),
-      run.pairs.length ? run.pairs.map(heldOut) : tile("Held-out success", "–", "no held-out evaluation"),
+      this.isRelative()
+        ? null
+        : tile(
+            ofCalls ? "Call reward" : "Reward",
+            num(recent),
+            rewards.length > 4
+              ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})`
+              : "mean of the last steps",
+          ),
       tile(
         "Groups with contrast",
         [
@@ -343,20 +354,11 @@ const point = (result, pairs) => ({
 });
 const heldOutLegend = (pairs) => {
   const names = pairs.map((pair, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(pair.temperature)}`);
-  return pairs.length > 1 ? `Held-out tasks: ${names.join(", ")}` : `${LARGE.success.caption}; held-out tasks: ${names}`;
+  return pairs.length > 1
+    ? `Held-out tasks: ${names.join(", ")}`
+    : `${LARGE.success.caption}; held-out tasks: ${names}`;
 };
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
-
-// The evaluations before and after training at one temperature; results of different temperatures aren't comparable.
-function heldOut({ temperature, before, after }) {
-  const newest = after ?? before,
-    baseline = after && before ? `; before: ${evaluationResult(before)}` : "";
-  return tile(
-    newest.counts_successes === false ? "Held-out reward" : "Held-out success",
-    evaluationResult(newest),
-    `${temperatureName(temperature)}${baseline}; ${plural(newest.n, "task")}, ${after ? `step ${newest.step}` : "before training"}`,
-  );
-}
 
 const inOrder = (names) => [
   ...DEFAULT_METRICS.filter((name) => names.includes(name)),
@@ -375,5 +377,6 @@ function storedSet(key) {
 export async function overview(context) {
   if (context.info.kind === "evaluation") return evaluation(context);
   const page = new Overview(context, await stepsAfter(context.run, -1, context.signal));
+  await page.decision.update(context.info);
   return { node: page.node, update: (run) => page.update(run), ready: () => page.draw() };
 }

@@ -1,0 +1,135 @@
+// The first screen of a run: whether held-out tasks are solved better, what still fails, what it cost, what to do next.
+
+import { get, runPath } from "./api.js";
+import { fill, h } from "./dom.js";
+import { duration, num, percent, plural, signed, taskText, truncate } from "./format.js";
+import { evaluationResult, temperatureName } from "./outcome.js";
+
+const TASKS_SHOWN = 5;
+
+export class Decision {
+  constructor(context) {
+    this.context = context;
+    this.node = h("section", { class: "card decision", "aria-label": "Result" });
+    this.health = h("summary");
+  }
+
+  // Asks again only if something was measured or learned since.
+  async update(run) {
+    const key = JSON.stringify([run.last_step, run.evaluations, run.status]);
+    if (key === this.key) return;
+    const decision = await get(runPath(run.name, "/decision"), {}, this.context.signal);
+    this.key = key;
+    this.draw(run, decision);
+  }
+
+  draw(run, decision) {
+    const [title, tone] = headline(run, decision);
+    fill(
+      this.node,
+      h(
+        "div",
+        { class: `verdict ${tone}` },
+        h("h2", {}, title),
+        run.pairs.map((pair) => h("p", {}, changeLine(pair, decision.changes))),
+        run.reason && h("p", { class: "sign" }, `${capital(run.status)}: ${run.reason}`),
+        decision.signs.map((sign) => h("p", { class: "sign" }, sign)),
+      ),
+      h(
+        "div",
+        { class: "questions" },
+        question("What fails now", this.failing(decision.failing)),
+        question("What it cost", cost(decision.cost)),
+        question("What next", decision.next.length ? decision.next.map(advice) : pending(run)),
+      ),
+    );
+    const { problems, agreement } = decision.health;
+    const state = problems.length
+      ? `${plural(problems.length, "problem")}: ${problems.join("; ")}`
+      : agreement || "nothing found";
+    fill(this.health, "Numerical health: ", h("span", { class: problems.length ? "bad" : "" }, state));
+  }
+
+  failing(failing) {
+    if (!failing) return h("p", { class: "soft" }, "No held-out tasks were evaluated. Pass eval_tasks=.");
+    const { link, run } = this.context;
+    const open = (id, text) => h("a", { href: link(run, "rollout", id) }, text);
+    const tasks = failing.tasks.slice(0, TASKS_SHOWN);
+    const kind = failing.counts_successes ? "are not solved" : "ended with an error";
+    return [
+      h("p", {}, `${failing.failed} of ${plural(failing.measured, "held-out task")} ${kind}`),
+      h(
+        "ul",
+        { class: "reasons" },
+        failing.reasons.slice(0, TASKS_SHOWN).map((it) => h("li", {}, h("b", {}, it.rollouts), open(it.example, it.reason))),
+      ),
+      tasks.length
+        ? h("p", { class: "soft small" }, failing.counts_successes ? "For example" : "Lowest rewards")
+        : null,
+      h(
+        "ul",
+        { class: "tasks" },
+        tasks.map((task) => h("li", {}, this.taskLink(task), task.lost && h("span", { class: "chip warn" }, "lost"))),
+      ),
+    ];
+  }
+
+  taskLink({ task_id, task, before, after }) {
+    const { link, run } = this.context;
+    const address = before ? link(run, "compare", "", { task_id, a: before, b: after }) : link(run, "rollout", after);
+    return h("a", { href: address, class: "short", title: taskText(task) }, truncate(taskText(task), 120));
+  }
+}
+
+function headline(run, { changes, signs }) {
+  if (signs.length) return ["Check the reward before you trust this run", "warn"];
+  const verdicts = changes.map((change) => change.verdict),
+    all = (verdict) => verdicts.length && verdicts.every((each) => each === verdict);
+  if (all("better")) return ["Better", "good"];
+  if (all("worse")) return ["Worse", "bad"];
+  if (verdicts.includes("worse")) return ["Worse at one temperature", "bad"];
+  if (verdicts.includes("better")) return ["Better at one temperature, can't tell at the other", "good"];
+  if (verdicts.length) return ["Can't tell whether it is better", ""];
+  if (run.status === "dry run") return ["Dry run: nothing was trained", ""];
+  return [run.open ? "Not measured yet" : "Not measured before and after training", ""];
+}
+
+function changeLine(pair, changes) {
+  const change = changes.find((each) => each.temperature === pair.temperature);
+  const results = `${evaluationResult(pair.before)} → ${evaluationResult(pair.after)}`;
+  const line = [h("b", {}, results), ` held out, ${temperatureName(pair.temperature)}`];
+  if (!change) return line;
+  const [scale, unit] = change.counts_successes ? [100, " points"] : [1, ""],
+    at = (value) => signed(scale * value, 3);
+  const interval = change.low === null ? "" : ` (95 %: ${at(change.low)} to ${at(change.high)})`;
+  return [
+    line,
+    h("br"),
+    `${at(change.value)}${unit}${interval} on the same ${plural(change.tasks, "task")}: ${change.won} better, ${change.lost} worse`,
+  ];
+}
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
+const question = (title, answer) => h("div", {}, h("h3", {}, title), answer);
+
+function cost({ seconds, rollouts, calls, sampled_tokens, prompt_tokens, judge }) {
+  if (!rollouts && !seconds) return h("p", { class: "soft" }, "No step yet.");
+  const dollars = judge.cost === undefined ? "" : `, $${judge.cost.toFixed(2)}`;
+  return [
+    h("p", {}, `${duration(seconds)} of training`),
+    h("p", { class: "soft" }, `${plural(rollouts, "rollout")}, ${plural(calls, "model call")}`),
+    h("p", { class: "soft" }, `${num(prompt_tokens)} prompt tokens, ${num(sampled_tokens)} sampled tokens`),
+    judge.requests ? h("p", {}, `Judge: ${plural(judge.requests, "request")}${dollars}`) : null,
+  ];
+}
+
+const advice = ({ text, command }) =>
+  h("div", { class: "advice" }, h("p", {}, text), command && h("code", {}, command));
+
+const pending = (run) =>
+  h(
+    "p",
+    { class: "soft" },
+    run.open ? "Training. Nothing to do yet." : "Compare it with another run: art compare A B.",
+  );

@@ -1,0 +1,129 @@
+"""What a person decides by, of five kinds of runs: did it improve, why did it stop, what fails, what did it cost, what next."""
+
+import pytest
+from kinds_of_runs import KINDS, TASKS, run_of
+
+from art_core.store import Store
+from art_server.decision import decision
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("kinds")
+    return {kind: run_of(root / kind, kind) for kind in KINDS}
+
+
+def of(runs, kind):
+    return decision(kind, runs[kind])
+
+
+def test_an_improved_run_is_better_by_an_interval_on_the_same_tasks(runs):
+    [change] = of(runs, "improved").changes
+    assert (change.verdict, change.tasks, change.won, change.lost) == ("better", TASKS, 22, 1)
+    assert (change.before, change.after) == (0.2, 0.725) and 0.3 < change.low < change.value < change.high < 0.7
+
+
+def test_a_flat_run_is_neither_better_nor_worse(runs):
+    assert [it.verdict for it in of(runs, "flat").changes] == ["can't tell"]
+
+
+def test_a_run_without_a_second_evaluation_has_no_verdict(runs):
+    it = of(runs, "crashed")
+    assert it.changes == [] and it.failing.measured == TASKS
+
+
+def test_training_rewards_that_rise_without_held_out_success_are_a_sign(runs):
+    [sign] = of(runs, "hacked").signs
+    assert "training batches rose from" in sign and "40 held-out tasks it went from 0.2 to 0.125" in sign
+    assert all(of(runs, kind).signs == [] for kind in KINDS if kind != "hacked")
+
+
+def test_failures_are_grouped_and_tasks_that_were_lost_come_first(runs):
+    failing = of(runs, "improved").failing
+    assert (failing.failed, failing.measured) == (11, TASKS)
+    reasons = {it.reason: it.rollouts for it in failing.reasons}
+    assert reasons == {
+        "wrong name": 6,
+        "wrong date": 5,
+        "a model call was cut off at its token limit": 2,
+        "ValueError: no inbox": 1,
+        "called is 0": 1,
+    }
+    first, *others = failing.tasks
+    assert first.lost and (first.task_id, first.before, first.after) == ("task0", "before-0", "after-0")
+    assert not any(task.lost for task in others)
+
+
+def test_notes_that_never_repeat_are_no_reasons(tmp_path):
+    run_of(tmp_path, "improved")
+    with Store(tmp_path / "run.sqlite") as store:
+        ids = [f"after-{task}" for task in range(TASKS)]
+        notes = [{"ruler": f"explanation {task}"} for task in range(TASKS)]
+        store.add_scores(ids, [0.0] * TASKS, metrics=[{"success": 0.0}] * TASKS, notes=notes)
+    failing = decision("run", tmp_path).failing
+    assert failing.failed == TASKS and not any("explanation" in it.reason for it in failing.reasons)
+
+
+def test_without_successes_the_lowest_rewards_are_listed(tmp_path):
+    run_of(tmp_path, "improved")
+    with Store(tmp_path / "run.sqlite") as store:
+        ids = [f"{name}-{task}" for name in ("before", "after") for task in range(TASKS)]
+        store.add_scores(ids, [task / 100 for task in range(TASKS)] + [0.1 + task / 100 for task in range(TASKS)])
+    it = decision("run", tmp_path)
+    assert it.changes[0].value == pytest.approx(0.1) and not it.changes[0].counts_successes
+    assert [task.task_id for task in it.failing.tasks[:2]] == ["task0", "task1"] and it.failing.failed == 1
+
+
+def test_the_cost_is_that_of_training_and_of_the_judge(runs, tmp_path):
+    cost = of(runs, "improved").cost
+    assert (cost.seconds, cost.rollouts, cost.calls, cost.sampled_tokens) == (540.0, 36, 36, 432) and cost.judge == {}
+    run_of(tmp_path, "improved")
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_step(10, {"requests": 12.0, "cost": 0.25, "unpriced": 0.0, "input_tokens": 9.0, "output_tokens": 3.0})
+    assert decision("run", tmp_path).cost.judge == {"requests": 12, "cost": 0.25, "input_tokens": 9, "output_tokens": 3}
+
+
+def test_numerical_problems_are_named(runs, tmp_path):
+    assert of(runs, "improved").health.problems == []
+    assert "differ by 1e-05 nats per token" in of(runs, "improved").health.agreement
+    run_of(tmp_path, "improved")
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_step(10, {"dropped": 1.0, "logprob_gap": 2.5})
+        store.set_meta("calls_elsewhere", {"refused": {"api.openai.com": 3}, "passed": {}})
+    dropped, gap, elsewhere = decision("run", tmp_path).health.problems
+    assert (
+        dropped.startswith("1 of 10 steps were dropped") and "2.5 nats" in gap and elsewhere.startswith("3 model calls")
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "commands"),
+    [
+        ("improved", ["art compare {run}", "art export {run}"]),
+        ("flat", ["art train --resume {run} --steps 18"]),
+        ("stopped", ["art train --resume {run}"]),
+        (
+            "crashed",
+            ["art train --resume {run}", "art eval app.py:agent HELD_OUT --reward app.py:reward --model {run}"],
+        ),
+        ("hacked", ["art view {run}"]),
+    ],
+)
+def test_the_next_commands_fit_the_run(runs, kind, commands):
+    assert [it.command for it in of(runs, kind).next] == [each.format(run=runs[kind]) for each in commands]
+
+
+def test_a_run_without_anything_has_nothing_to_decide(tmp_path):
+    with Store(tmp_path / "run.sqlite"):
+        pass
+    it = decision("run", tmp_path)
+    assert (it.changes, it.signs, it.failing, it.cost.rollouts) == ([], [], None, 0)
+
+
+@pytest.mark.parametrize(
+    "evaluations", [7, [None], [{"name": 3}], [{"name": "before", "rollout_ids": "x"}, {"rollout_ids": [1]}]]
+)
+def test_strange_evaluations_are_passed_over(tmp_path, evaluations):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.set_meta("evaluations", evaluations)
+    assert decision("run", tmp_path).changes == []
