@@ -124,7 +124,7 @@ def call_advantages(view: StoreView, rollout: RolloutRow, count: int) -> list[fl
     rewarded = any(reward is not None for _, reward in view.call_rewards([rollout_id])[rollout_id])
     if group is None or not (rewarded or how == "branch"):
         return of_trajectory
-    _, members = view.rollouts(RolloutFilter(group=group), limit=MAX_GROUP, offset=0, newest_first=False)
+    _, members = view.rollouts(RolloutFilter(group=group), limit=MAX_GROUP, offset=0, order="oldest")
     counted = [member.stored for member in members if member.scored and state_of(member) != "lost"]
     ids = [stored.rollout_id for stored in counted]
     if rollout_id not in ids:

@@ -18,13 +18,15 @@ from art_server.store_view import RolloutRow, StoreView, read_snapshot
 
 SHOWN = 8
 """Reasons and tasks that are listed."""
+CHANGED_SHOWN = 200
 ERROR_LENGTH = 160
-ALL = 10**9
 JUDGE_TOTALS = ("requests", "input_tokens", "output_tokens", "cost")
 
 Steps = Sequence[Mapping[str, float]]
 Key = tuple[str, int]
 """A task's id, and how many rollouts of the same task came before."""
+Rollouts = Mapping[Key, RolloutRow]
+"""An evaluation's rollouts."""
 
 
 def decision(name: str, folder: Path) -> responses.Decision:
@@ -35,7 +37,7 @@ def decision(name: str, folder: Path) -> responses.Decision:
 def _decision(name: str, folder: Path, view: StoreView) -> responses.Decision:
     summary = responses.RunSummary(**reading.summary_fields(name, folder, view))
     evaluations = [each for each in reading.list_of(view.meta("evaluations")) if isinstance(each, dict)]
-    history = [(step, metrics) for step, _, metrics in view.steps(after=-1, limit=ALL)]
+    history = [(step, metrics) for step, _, metrics in view.steps(after=-1, limit=outcome.ALL_STEPS)]
     steps = [metrics for _, metrics in history]
     measured = {id(each): _by_task(view, each) for each in evaluations}
     pairs = [
@@ -56,7 +58,7 @@ def _decision(name: str, folder: Path, view: StoreView) -> responses.Decision:
     )
 
 
-def _by_task(view: StoreView, evaluation: Mapping[str, Any]) -> dict[Key, RolloutRow]:
+def _by_task(view: StoreView, evaluation: Mapping[str, Any]) -> Rollouts:
     """Return an evaluation's rollouts by task, in its order."""
     ids = [each for each in reading.list_of(evaluation.get("rollout_ids")) if isinstance(each, str)]
     rollouts, seen = view.rollouts_by_id(ids), Counter[str]()
@@ -77,7 +79,7 @@ def _values(rollouts: Iterable[RolloutRow]) -> tuple[list[float], bool]:
     return rewards, set(rewards) <= {0.0, 1.0}
 
 
-def _change(before: dict[Key, RolloutRow], after: dict[Key, RolloutRow], temperature: Any) -> responses.Change | None:
+def _change(before: Rollouts, after: Rollouts, temperature: Any) -> responses.Change | None:
     """Return None if no task was measured twice."""
     keys = [key for key in before if key in after]
     if not keys:
@@ -100,6 +102,55 @@ def _change(before: dict[Key, RolloutRow], after: dict[Key, RolloutRow], tempera
     )
 
 
+def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[responses.ChangedTask]:
+    """Return a page of the tasks that changed at the first temperature with both evaluations, the greatest losses first."""
+
+    def read(view: StoreView) -> list[responses.ChangedTask]:
+        pairs = outcome.before_and_after(reading.list_of(view.meta("evaluations")))
+        return _changed(*(_by_task(view, each) for each in pairs[0])) if pairs else []
+
+    tasks = read_snapshot(folder / reading.STORE, read)
+    return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
+
+
+def between(first: Path, second: Path) -> responses.RunsComparison:
+    """Compare the newest evaluations of two runs at each temperature that both have."""
+    one, other = (read_snapshot(folder / reading.STORE, _newest_by_temperature) for folder in (first, second))
+    changes, tasks = [], None
+    for key, (temperature, before) in one.items():
+        after = other.get(key, (None, {}))[1]
+        if (it := _change(before, after, temperature)) is not None:
+            changes.append(it)
+            tasks = _changed(before, after) if tasks is None else tasks
+    return responses.RunsComparison(changes=changes, tasks=(tasks or [])[:CHANGED_SHOWN])
+
+
+def _newest_by_temperature(view: StoreView) -> dict[str, tuple[Any, Rollouts]]:
+    newest: dict[str, Mapping[str, Any]] = {}
+    for each in reading.list_of(view.meta("evaluations")):
+        if isinstance(each, dict):
+            key = repr(each.get("temperature"))
+            newest[key] = max(newest.get(key, each), each, key=outcome.step_of)
+    return {key: (each.get("temperature"), _by_task(view, each)) for key, each in newest.items()}
+
+
+def _changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
+    keys = [key for key in before if key in after]
+    values, _ = _values([*(before[key] for key in keys), *(after[key] for key in keys)])
+    changes = {key: values[len(keys) + place] - values[place] for place, key in enumerate(keys)}
+    return [
+        responses.ChangedTask(
+            task_id=readable(key[0]),
+            task=plain(after[key].stored.task),
+            before=readable(before[key].stored.rollout_id),
+            after=readable(after[key].stored.rollout_id),
+            change=changes[key],
+        )
+        for key in sorted(keys, key=lambda key: changes[key])
+        if changes[key]
+    ]
+
+
 def _newest(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the newest evaluation; the first of several temperatures."""
     return max(reversed(evaluations), key=outcome.step_of, default=None)
@@ -111,9 +162,7 @@ def _comparable(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [each for each in evaluations if all(name in each for name in wanted)]
 
 
-def _failing(
-    view: StoreView, before: Mapping[Key, RolloutRow], after: Mapping[Key, RolloutRow]
-) -> responses.Failing | None:
+def _failing(view: StoreView, before: Rollouts, after: Rollouts) -> responses.Failing | None:
     """Return what fails in the newest evaluation, tasks that were solved before first; None if nothing was evaluated."""
     if not after:
         return None
@@ -175,20 +224,22 @@ def _flags(rollouts: Sequence[RolloutRow]) -> list[str]:
 
 
 def _cost(folder: Path, steps: Steps) -> responses.Cost:
-    last = steps[-1] if steps else {}
-    # A judge's account has all totals (art-ruler); a reward's own metric may have one of these names.
-    judge = {name: last.get(f"account/{name}", last.get(name)) for name in JUDGE_TOTALS} if "unpriced" in last else {}
-    account = reading.mapping(reading.report(folder).get("account")) or judge
     return responses.Cost(
         seconds=_sum(steps, "seconds"),
         rollouts=int(_sum(steps, "trajectories")),
         calls=int(_sum(steps, "calls")),
         prompt_tokens=int(_sum(steps, "prompt_tokens")),
         sampled_tokens=int(_sum(steps, "sampled_tokens")),
-        judge={
-            name: value for name in JUDGE_TOTALS if (value := reading.number_or_none(account.get(name))) is not None
-        },
+        judge=_judge(folder, steps),
     )
+
+
+def _judge(folder: Path, steps: Steps) -> dict[str, float]:
+    last = steps[-1] if steps else {}
+    # A judge's account has all totals (art-ruler); a reward's own metric may have one of these names.
+    judge = {name: last.get(f"account/{name}", last.get(name)) for name in JUDGE_TOTALS} if "unpriced" in last else {}
+    account = reading.mapping(reading.report(folder).get("account")) or judge
+    return {name: value for name in JUDGE_TOTALS if (value := reading.number_or_none(account.get(name))) is not None}
 
 
 def _sum(steps: Steps, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from art_server.store_view import StoreView
 
 RECENT = 4
 """Last steps over which the final reward is averaged, because one step's mean is noisy."""
+ALL_STEPS = 10**9
 CANCELLED = "CancelledError"
 INTERRUPTED = "interrupted by Ctrl-C, SIGTERM or its own program"
 KILLED = "the process ended without closing the run: it was killed, or its machine was lost"
@@ -110,6 +112,12 @@ def final_reward(view: StoreView) -> float | None:
     )
     rewards = call_rewards if call_rewards and not any(rewards) else rewards
     return sum(rewards) / len(rewards) if rewards else None
+
+
+def seconds(view: StoreView) -> float:
+    """Return the duration of all steps."""
+    values = (metrics.get("seconds") for _, _, metrics in view.steps(after=-1, limit=ALL_STEPS))
+    return sum(value for value in values if isinstance(value, int | float) and math.isfinite(value))
 
 
 def without_ids(evaluation: Any) -> Any:

@@ -3,7 +3,7 @@
 # No "from __future__ import annotations": FastAPI evaluates annotations, and some use names that exist only inside a function.
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path as Folder
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -12,7 +12,8 @@ from fastapi.routing import APIRoute
 from art_core.errors import StoreError
 from art_server import conversations, decision, reading, responses
 from art_server.plain import readable
-from art_server.store_view import RolloutFilter
+from art_server.search import Indexes
+from art_server.store_view import Order, Outcome, RolloutFilter
 from art_server.token_texts import TokenTexts
 
 LARGEST = 2**31 - 1
@@ -61,6 +62,11 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
         items = [reading.run_summary(readable(name), folder) for name, folder in page.items() if folder is not None]
         return responses.Page(total=len(names), limit=limit, offset=offset, items=items)
 
+    @router.get("/{run}/compare/{other}", responses=REFUSED)
+    def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.RunsComparison:
+        """Compare another run with this one, on the held-out tasks that both were last evaluated on."""
+        return decision.between(folder, folder_of(other))
+
     @router.get("/{run}", responses=REFUSED)
     def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Run:
         """Show a run's settings, evaluations and progress."""
@@ -108,10 +114,17 @@ def _add_lists(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
         """List tasks, those with rollouts in the most steps first."""
         return reading.tasks(folder, split=split, limit=limit, offset=offset)
 
+    @router.get("/{run}/changed-tasks", responses=REFUSED)
+    def list_changed_tasks(
+        folder: Run, limit: Limit = 200, offset: Offset = 0
+    ) -> responses.Page[responses.ChangedTask]:
+        """List the held-out tasks whose result changed, the greatest losses first."""
+        return decision.changed_tasks(folder, limit=limit, offset=offset)
+
 
 def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
     Run = Annotated[Folder, Depends(folder_of)]
-    texts = TokenTexts()
+    texts, indexes = TokenTexts(), Indexes()
 
     @router.get("/{run}/trajectories", responses=REFUSED)
     def list_trajectories(
@@ -120,13 +133,22 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         task_id: Text = None,
         step: Step = None,
         split: Split = None,
-        order: Annotated[Literal["newest", "oldest"], Query(description="Which rollouts come first.")] = "newest",
+        outcome: Annotated[Outcome | None, Query(description="How it ended; default: all.")] = None,
+        at_least: Annotated[float | None, Query(description="Lowest reward.")] = None,
+        at_most: Annotated[float | None, Query(description="Highest reward.")] = None,
+        agent: Annotated[str | None, Query(max_length=300, description="An agent that made one of its calls.")] = None,
+        search: Annotated[str | None, Query(max_length=300, description="Words that its texts have.")] = None,
+        order: Annotated[
+            Order, Query(description="Which rollouts come first; lowest and highest are of rewards.")
+        ] = "newest",
         limit: Limit = 50,
         offset: Offset = 0,
     ) -> responses.Page[responses.TrajectorySummary]:
-        """List rollouts by start time."""
-        rollouts = RolloutFilter(split, step, task_id, group)
-        return reading.trajectories(folder, rollouts, limit=limit, offset=offset, newest_first=order == "newest")
+        """List rollouts."""
+        rollouts = RolloutFilter(split, step, task_id, group, outcome, at_least, at_most, agent)
+        return reading.trajectories(
+            folder, rollouts, limit=limit, offset=offset, order=order, search=search, indexes=indexes
+        )
 
     @router.get("/{run}/trajectories/{rollout_id}", responses=REFUSED)
     def show_trajectory(folder: Run, rollout_id: Name) -> responses.Trajectory:

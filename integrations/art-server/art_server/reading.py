@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from art_core.errors import StoreError
 from art_core.store.run_folder import CHECKPOINT, checkpoints
 from art_server import outcome, responses
 from art_server.plain import numbers, plain, readable
-from art_server.store_view import RolloutFilter, RolloutRow, StoreView, read_snapshot
+from art_server.search import Indexes
+from art_server.store_view import Order, RolloutFilter, RolloutRow, StoreView, read_snapshot
 
 LOST = ("RolloutLost", "CancelledError")
 """Prefixes of the errors of lost attempts, which were repeated and aren't the agent's failures."""
@@ -42,6 +44,7 @@ def run(name: str, folder: Path) -> responses.Run:
             start_weights=_text(view.meta("start_weights")),
             evaluations=[outcome.without_ids(evaluation) for evaluation in list_of(view.meta("evaluations"))],
             splits=splits,
+            agents=[readable(agent) for agent in view.agents()],
             progress=_progress(view, splits, config if summary["planned_steps"] else {}),
             report=plain(report(folder)) or None,
         )
@@ -67,12 +70,16 @@ def groups(folder: Path, selected: RolloutFilter, *, limit: int, offset: int) ->
 
 
 def trajectories(
-    folder: Path, selected: RolloutFilter, *, limit: int, offset: int, newest_first: bool
-) -> responses.Page[responses.TrajectorySummary]:
-    """Return a page of rollouts by start time."""
+    folder: Path, selected: RolloutFilter, *, limit: int, offset: int, order: Order = "newest",
+    search: str | None = None, indexes: Indexes | None = None,
+) -> responses.Page[responses.TrajectorySummary]:  # fmt: skip
+    """Return a page of rollouts; with ``search``, those whose texts have its words."""
 
     def read(view: StoreView) -> responses.Page[responses.TrajectorySummary]:
-        total, page = view.rollouts(selected, limit=limit, offset=offset, newest_first=newest_first)
+        chosen = selected
+        if search and indexes:
+            chosen = replace(selected, found=tuple(indexes.of(folder / STORE).find(view, search)))
+        total, page = view.rollouts(chosen, limit=limit, offset=offset, order=order)
         evaluations = outcome.evaluations_of(view.meta("evaluations"))
         items = [
             responses.TrajectorySummary(
@@ -184,6 +191,7 @@ def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     pairs = outcome.pairs(evaluations)
     first = pairs[0] if pairs else responses.EvaluationPair()
     measured = [each for each in evaluations if isinstance(each, dict) and each.get("name") == "evaluation"]
+    written = report(folder)
     return {
         "name": name,
         "kind": kind,
@@ -199,6 +207,8 @@ def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
         "status": status,
         "reason": reason,
         "final_reward": number(outcome.final_reward(view)),
+        "seconds": number_or_none(written.get("seconds")) if written.get("steps") == last else outcome.seconds(view),
+        "judge_cost": number_or_none(mapping(written.get("account")).get("cost")),
         "pairs": pairs,
         "before": first.before,
         "after": first.after if first.after and first.after.get("name") == "after" else None,

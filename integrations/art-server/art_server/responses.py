@@ -61,6 +61,8 @@ class RunSummary(BaseModel):
     status: RunStatus | None = Field(None, description="Null if the folder doesn't record how the run ended.")
     reason: str | None = Field(None, description="Why it stopped or crashed.")
     final_reward: float | None = Field(None, description="Mean training reward of the last 4 steps.")
+    seconds: float | None = Field(None, description="Of all steps.")
+    judge_cost: float | None = Field(None, description="In US dollars, once the run's report is written.")
     pairs: list[EvaluationPair] = Field([], description="Evaluations before and after, by temperature.")
     before: Json = Field(None, description="`before` of the first pair.")
     after: Json = Field(None, description="At the temperature of `before`, once training has ended.")
@@ -90,6 +92,7 @@ class Run(RunSummary):
     start_weights: str | None = None
     evaluations: list[Json] = []
     splits: list[Split] = []
+    agents: list[str] = Field([], description="The names of the agents or nodes that call the model.")
     progress: Progress | None = None
     report: Json = None
 
@@ -116,6 +119,23 @@ class Reason(BaseModel):
     reason: str
     rollouts: int
     example: str = Field(description="The id of one of them.")
+
+
+class ChangedTask(BaseModel):
+    """A held-out task with different results in two evaluations: before and after training, or of two runs."""
+
+    task_id: str
+    task: Json
+    before: str = Field(description="The id of its rollout in the first one.")
+    after: str
+    change: float = Field(description="Of its success, or of its reward if successes aren't counted.")
+
+
+class RunsComparison(BaseModel):
+    """The newest evaluations of two runs on the tasks that both have: the second compared with the first."""
+
+    changes: list[Change] = Field(description="By temperature; empty if they share no task at the same temperature.")
+    tasks: list[ChangedTask] = Field(description="At the first of these temperatures, the greatest losses first.")
 
 
 class FailingTask(BaseModel):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader
@@ -22,6 +22,8 @@ from art_core.types import Call
 
 Result = TypeVar("Result")
 
+AGENT_CALLS = 2_000
+"""Calls that are looked through for agents' names."""
 ATTEMPTS = 5
 """Attempts to read a file that nobody else had open at first and that another process started to write meanwhile."""
 GROUP = "coalesce(grp, rollouts.rollout_id)"
@@ -30,6 +32,21 @@ FILTER = f"""
 (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) AND (:task_id IS NULL OR task_id = :task_id)
 AND (:group IS NULL OR {GROUP} = :group)
 """
+RESULT = """
+(:outcome IS NULL OR :outcome = outcome(finished, error, reward, metrics))
+AND (:at_least IS NULL OR reward >= :at_least) AND (:at_most IS NULL OR reward <= :at_most)
+AND (:agent IS NULL OR EXISTS (SELECT 1 FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND agent = :agent))
+AND (:found IS NULL OR rollouts.seq IN (SELECT value FROM json_each(:found)))
+"""
+"""The rest of the filter, which needs scores and calls."""
+Outcome = Literal["success", "failure", "error", "unscored"]
+Order = Literal["newest", "oldest", "lowest", "highest"]
+ORDERS: dict[Order, str] = {
+    "newest": "rollouts.seq DESC",
+    "oldest": "rollouts.seq",
+    "lowest": "reward IS NULL, reward, rollouts.seq DESC",
+    "highest": "reward IS NULL, reward DESC, rollouts.seq DESC",
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,25 @@ class RolloutFilter:
     step: int | None = None
     task_id: str | None = None
     group: str | None = None
+    outcome: Outcome | None = None
+    at_least: float | None = None
+    """Lowest reward."""
+    at_most: float | None = None
+    """Highest reward."""
+    agent: str | None = None
+    """Of one of its calls."""
+    found: tuple[int, ...] | None = None
+    """Numbers (``seq``) of rollouts, of which the others are left out."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters of ``FILTER`` and ``RESULT``."""
+        return {**vars(self), "found": None if self.found is None else json.dumps(self.found)}
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether ``RESULT`` says something."""
+        return any(getattr(self, name) is not None for name in ("outcome", "at_least", "at_most", "agent", "found"))
 
 
 @dataclass(frozen=True)
@@ -115,18 +151,27 @@ class StoreView:
         ).fetchone()
 
     def rollouts(
-        self, selected: RolloutFilter, *, limit: int, offset: int, newest_first: bool = True
+        self, selected: RolloutFilter, *, limit: int, offset: int, order: Order = "newest"
     ) -> tuple[int, list[RolloutRow]]:
-        """Return the number of selected rollouts, and a page of them by start time."""
-        values = {**vars(selected), "limit": limit, "offset": offset}
-        [total] = self._db.execute(f"SELECT count(*) FROM rollouts WHERE {FILTER}", values).fetchone()
-        order = "DESC" if newest_first else "ASC"
-        page = f"SELECT seq FROM rollouts WHERE {FILTER} ORDER BY seq {order} LIMIT :limit OFFSET :offset"
-        return total, self._rollout_rows(f"rollouts.seq IN ({page}) ORDER BY rollouts.seq {order}", values)
+        """Return the number of selected rollouts, and a page of them."""
+        values = {**selected.values, "limit": limit, "offset": offset}
+        scored = selected.needs_results or order in ("lowest", "highest")
+        chosen = f"FROM {SCORED} WHERE {FILTER} AND {RESULT}" if scored else f"FROM rollouts WHERE {FILTER}"
+        [total] = self._db.execute(f"SELECT count(*) {chosen}", values).fetchone()
+        by = ORDERS[order]
+        page = f"SELECT rollouts.seq {chosen} ORDER BY {by} LIMIT :limit OFFSET :offset"
+        return total, self._rollout_rows(f"rollouts.seq IN ({page}) ORDER BY {by}", values)
+
+    def agents(self) -> list[str]:
+        """Return the names of the agents that made calls, of the first ``AGENT_CALLS`` calls."""
+        rows = self._db.execute(
+            f"SELECT DISTINCT agent FROM (SELECT agent FROM calls ORDER BY seq LIMIT {AGENT_CALLS}) WHERE agent IS NOT NULL"
+        )
+        return sorted(agent for (agent,) in rows)
 
     def groups(self, selected: RolloutFilter, *, limit: int, offset: int) -> tuple[int, list[list[RolloutRow]]]:
         """Return the number of selected groups, and a page of them, newest first; each group's rollouts are oldest first."""
-        values = {**vars(selected), "limit": limit, "offset": offset}
+        values = {**selected.values, "limit": limit, "offset": offset}
         [total] = self._db.execute(f"SELECT count(DISTINCT {GROUP}) FROM rollouts WHERE {FILTER}", values).fetchone()
         page = self._db.execute(
             f"SELECT {GROUP} AS name, min(seq), max(seq) FROM rollouts WHERE {FILTER} GROUP BY name "
@@ -179,7 +224,7 @@ class StoreView:
         )
         return {rollout_id for (rollout_id,) in rows}
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple]:
+    def rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[tuple]:
         """Return the rows of a query, as ``Store.rows`` does."""
         return self._db.execute(query, values).fetchall()
 
@@ -264,8 +309,18 @@ def _opened(path: Path, *, unused: bool) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as db:
         db.row_factory = typed_row
         check_version(db, path)
+        db.create_function("outcome", 4, _outcome, deterministic=True)
         db.execute("BEGIN")
         yield db
+
+
+def _outcome(finished: float | None, error: str | None, reward: float | None, metrics: bytes | None) -> Outcome | None:
+    """Return how a rollout ended, None for one that hasn't: by ``metrics["success"]``, or by its reward without that metric."""
+    if error or not finished:
+        return "error" if error else None
+    if reward is None:
+        return "unscored"
+    return "success" if object_from_json(metrics).get("success", reward) >= 1 else "failure"
 
 
 def _get(entries: Mapping[Any, Result], key: Any) -> Result:

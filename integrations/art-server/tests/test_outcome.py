@@ -176,7 +176,7 @@ def test_a_trajectory_says_by_which_evaluation_it_was_made(tmp_path):
     with Store(folder / "run.sqlite") as store:
         made = evaluation("before", 0, 1.0, 0.5, rollout_ids=["s1-t2-0", 3])
         store.set_meta("evaluations", [made, None, {"rollout_ids": 7}])
-    page = reading.trajectories(folder, RolloutFilter(task_id="task2"), limit=50, offset=0, newest_first=True)
+    page = reading.trajectories(folder, RolloutFilter(task_id="task2"), limit=50, offset=0)
     told = {it.rollout_id: it.evaluation for it in page.items}
     assert (told["s1-t2-0"].name, told["s1-t2-0"].temperature) == ("before", 1.0)
     assert told["s1-t2-1"] is None

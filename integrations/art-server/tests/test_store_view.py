@@ -28,7 +28,7 @@ def contents(folder):
 
 def names(path, **wanted):
     total, found = read_snapshot(
-        path, lambda view: view.rollouts(RolloutFilter(**wanted), limit=500, offset=0, newest_first=False)
+        path, lambda view: view.rollouts(RolloutFilter(**wanted), limit=500, offset=0, order="oldest")
     )
     assert total == len(found)
     return [it.stored.rollout_id for it in found]

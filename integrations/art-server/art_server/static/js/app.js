@@ -13,6 +13,7 @@ import { rollouts } from "./pages/rollouts.js";
 import { runs } from "./pages/runs.js";
 import { settings } from "./pages/settings.js";
 import { trajectory } from "./pages/trajectory.js";
+import { versus } from "./pages/versus.js";
 
 const TABS = [
   ["", "Overview"],
@@ -22,7 +23,7 @@ const TABS = [
   ["checkpoints", "Checkpoints"],
   ["settings", "Settings"],
 ];
-const PAGES = { "": overview, groups, rollouts, rollout: trajectory, compare, checkpoints, settings };
+const PAGES = { "": overview, groups, rollouts, rollout: trajectory, compare, checkpoints, settings, versus };
 const LIVE_INTERVAL = 2000, // milliseconds between polls of a live run
   IDLE_INTERVAL = 10000,
   LIVE_SECONDS = 120; // a run that was written this recently is live

@@ -61,7 +61,9 @@ export class Decision {
       h(
         "ul",
         { class: "reasons" },
-        failing.reasons.slice(0, TASKS_SHOWN).map((it) => h("li", {}, h("b", {}, it.rollouts), open(it.example, it.reason))),
+        failing.reasons
+          .slice(0, TASKS_SHOWN)
+          .map((it) => h("li", {}, h("b", {}, it.rollouts), open(it.example, it.reason))),
       ),
       tasks.length
         ? h("p", { class: "soft small" }, failing.counts_successes ? "For example" : "Lowest rewards")
@@ -98,15 +100,15 @@ function changeLine(pair, changes) {
   const change = changes.find((each) => each.temperature === pair.temperature);
   const results = `${evaluationResult(pair.before)} → ${evaluationResult(pair.after)}`;
   const line = [h("b", {}, results), ` held out, ${temperatureName(pair.temperature)}`];
-  if (!change) return line;
+  return change ? [line, h("br"), changeText(change)] : line;
+}
+
+export function changeText(change) {
   const [scale, unit] = change.counts_successes ? [100, " points"] : [1, ""],
     at = (value) => signed(scale * value, 3);
-  const interval = change.low === null ? "" : ` (95 %: ${at(change.low)} to ${at(change.high)})`;
-  return [
-    line,
-    h("br"),
-    `${at(change.value)}${unit}${interval} on the same ${plural(change.tasks, "task")}: ${change.won} better, ${change.lost} worse`,
-  ];
+  const interval = change.low === null ? "" : ` (95 %: ${at(change.low)} to ${at(change.high)})`,
+    tasks = `${plural(change.tasks, "task")}: ${change.won} better, ${change.lost} worse`;
+  return `${at(change.value)}${unit}${interval} on the same ${tasks}`;
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);

@@ -1,4 +1,4 @@
-// Two rollouts of one task side by side; by default, one of the first step and one of the last.
+// Two rollouts of one task side by side; by default, of a held-out task that was lost or won, before and after training.
 
 import { get, rolloutPath, runPath } from "../api.js";
 import { contentKey, conversation } from "../conversation.js";
@@ -17,12 +17,16 @@ export async function compare(context) {
     b: context.parameters.get("b") ?? "",
     view: context.parameters.get("view") ?? "messages",
   };
-  const tasks = await get(runPath(context.run, "/tasks"), { limit: 200 }, context.signal);
+  const [tasks, changed] = await Promise.all([
+    get(runPath(context.run, "/tasks"), { limit: 200 }, context.signal),
+    get(runPath(context.run, "/changed-tasks"), { limit: 200 }, context.signal),
+  ]);
+  const flips = new Map(changed.items.map((task) => [task.task_id, task]));
   if (!tasks.total)
     return {
       node: emptyCard("Nothing to compare yet", "You can compare two trajectories as soon as a task has two rollouts."),
     };
-  if (!selection.task_id) selection.task_id = tasks.items[0].task_id;
+  if (!selection.task_id) selection.task_id = changed.items[0]?.task_id ?? tasks.items[0].task_id;
   const body = h("div", { class: "pair" }),
     summary = h("p", { class: "soft" }),
     heading = h("h1");
@@ -36,7 +40,8 @@ export async function compare(context) {
   };
   const load = async () => {
     ({ rollouts, total } = await loadRollouts(context, selection.task_id));
-    const [first, last] = firstAndLast(rollouts);
+    const flip = flips.get(selection.task_id);
+    const [first, last] = flip ? [flip.before, flip.after] : firstAndLast(rollouts);
     if (!rollouts.some((rollout) => rollout.rollout_id === selection.a)) selection.a = first;
     if (!rollouts.some((rollout) => rollout.rollout_id === selection.b)) selection.b = last;
     fill(heading, taskText(rollouts[0]?.task ?? tasks.items.find((task) => task.task_id === selection.task_id)?.task));
@@ -57,12 +62,12 @@ export async function compare(context) {
       pair.map((rollout, index) => side(context, rollout, index ? "b" : "a", rollouts, shared, selection, change)),
     );
   };
-  const taskList = tasks.items.some((task) => task.task_id === selection.task_id)
-    ? tasks.items
-    : [...tasks.items, { task_id: selection.task_id, task: `task ${selection.task_id}`, rollouts: 0 }];
-  const options = taskList.map((task) => [
+  const listed = new Map([...changed.items, ...tasks.items].map((task) => [task.task_id, task]));
+  if (!listed.has(selection.task_id))
+    listed.set(selection.task_id, { ...selection, task: `task ${selection.task_id}` });
+  const options = [...listed.values()].map((task) => [
     task.task_id,
-    `${truncate(taskText(task.task), 70)} (${task.rollouts || "?"}×)`,
+    `${flips.has(task.task_id) ? `${signed(flips.get(task.task_id).change)} ` : ""}${truncate(taskText(task.task), 70)}`,
   ]);
   await load();
   await draw();

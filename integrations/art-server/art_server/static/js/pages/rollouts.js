@@ -1,14 +1,33 @@
-// A table of rollouts, filtered by step, split, group or task.
+// A table of rollouts, filtered by their texts, results, agent, step, split, group or task.
 
 import { get, runPath } from "../api.js";
 import { emptyCard, field, fill, h, inUse, pager, select } from "../dom.js";
 import { duration, num, plural, signed, splitsOf, stateOf, taskText, truncate } from "../format.js";
 
-const LIMIT = 50;
+const LIMIT = 50,
+  TYPING_PAUSE = 300; // milliseconds after a key press until the search starts
+const OUTCOMES = [
+  ["", "all"],
+  ["success", "success"],
+  ["failure", "no success"],
+  ["error", "error"],
+  ["unscored", "not scored"],
+];
+const ORDERS = [
+  ["newest", "newest first"],
+  ["oldest", "oldest first"],
+  ["lowest", "lowest reward first"],
+  ["highest", "highest reward first"],
+];
 
 export async function rollouts(context) {
   const parameter = (name, fallback = "") => context.parameters.get(name) ?? fallback;
   const filters = {
+    search: parameter("search"),
+    outcome: parameter("outcome"),
+    at_least: parameter("at_least"),
+    at_most: parameter("at_most"),
+    agent: parameter("agent"),
     step: parameter("step"),
     split: parameter("split"),
     group: parameter("group"),
@@ -44,7 +63,10 @@ export async function rollouts(context) {
             h(
               "td",
               { colspan: 10 },
-              emptyCard("No trajectories", "Remove a filter, or wait: a rollout is listed as soon as it starts."),
+              emptyCard(
+                "No trajectories",
+                "Remove a filter, or wait: a rollout is listed as soon as it starts, and found by a search once it has finished.",
+              ),
             ),
           ),
     );
@@ -74,44 +96,45 @@ export async function rollouts(context) {
         ),
     );
   };
-  const step = h("input", {
-    type: "number",
-    min: 0,
-    value: filters.step,
-    placeholder: "all",
-    onchange: () => change({ step: step.value, offset: 0 }),
-  });
+  const number = (name, label, attributes) => {
+    const input = h("input", {
+      type: "number",
+      value: filters[name],
+      onchange: () => change({ [name]: input.value, offset: 0 }),
+      ...attributes,
+    });
+    return field(label, input);
+  };
+  const choice = (name, label, options) =>
+    field(
+      label,
+      select(options, filters[name], (value) => change({ [name]: value, offset: 0 })),
+    );
   await load();
   const textColumns = ["Task", "State", "Split"].map((name) => h("th", { scope: "col" }, name));
   const numberColumns = ["Step", "Reward", "Success", "Advantage", "Calls", "Tokens", "Time"].map((name) =>
     h("th", { scope: "col", class: "num" }, name),
   );
+  const agents = context.info.agents.map((agent) => [agent, agent]);
   const controls = h(
     "div",
     { class: "row" },
     chips,
-    field(
-      "Split",
-      select(splits, filters.split, (split) => change({ split, offset: 0 })),
-    ),
-    field("Step", step),
-    field(
-      "Order",
-      select(
-        [
-          ["newest", "newest first"],
-          ["oldest", "oldest first"],
-        ],
-        filters.order,
-        (order) => change({ order, offset: 0 }),
-      ),
-    ),
+    searchBox(filters.search, (search) => change({ search, offset: 0 })),
+    choice("outcome", "Outcome", OUTCOMES),
+    number("at_least", "Reward from", { step: "any", placeholder: "any" }),
+    number("at_most", "to", { step: "any", placeholder: "any" }),
+    agents.length > 1 && choice("agent", "Agent", [["", "all"], ...agents]),
+    choice("split", "Split", splits),
+    number("step", "Step", { min: 0, placeholder: "all" }),
+    choice("order", "Order", ORDERS),
   );
   return {
     node: h(
       "section",
       {},
-      h("div", { class: "head" }, h("div", {}, h("h1", {}, "Trajectories"), summary), controls),
+      h("div", { class: "head" }, h("div", {}, h("h1", {}, "Trajectories"), summary)),
+      controls,
       h(
         "div",
         { class: "card groups scroll" },
@@ -124,6 +147,23 @@ export async function rollouts(context) {
       if (!filters.offset && filters.order === "newest") return load(true);
     },
   };
+}
+
+function searchBox(search, onSearch) {
+  let timer = 0;
+  const start = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => onSearch(input.value.trim()), TYPING_PAUSE);
+  };
+  const input = h("input", {
+    type: "search",
+    value: search,
+    placeholder: "Search tasks, messages, errors",
+    title: 'All words must occur; "quoted words" must follow each other',
+    "aria-label": "Search",
+    oninput: start,
+  });
+  return input;
 }
 
 function row(rollout, context) {

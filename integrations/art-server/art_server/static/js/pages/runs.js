@@ -2,17 +2,44 @@
 
 import { get } from "../api.js";
 import { emptyCard, fill, h } from "../dom.js";
-import { ago, num } from "../format.js";
+import { ago, duration, num } from "../format.js";
 import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
 
 export async function runs(context) {
-  const rows = h("tbody", { "data-list": true });
-  const draw = (items) =>
+  const rows = h("tbody", { "data-list": true }),
+    compareLink = h("span", { class: "soft" }),
+    selected = new Set();
+  let items = context.runs,
+    search = "";
+  const draw = () => {
+    const words = search.toLowerCase().split(/\s+/);
+    const shown = items.filter((run) => words.every((word) => searchText(run).includes(word)));
     fill(
       rows,
-      items.map((run) => row(run, context)),
+      shown.map((run) => row(run, context, selectBox(run))),
     );
-  draw(context.runs);
+  };
+  const selectBox = (run) =>
+    h("input", {
+      type: "checkbox",
+      checked: selected.has(run.name),
+      "aria-label": `Select ${run.name}`,
+      onchange: (event) => {
+        selected[event.target.checked ? "add" : "delete"](run.name);
+        drawCompareLink();
+      },
+    });
+  const drawCompareLink = () => {
+    const names = [...selected]; // in the order of selection: the second is compared with the first
+    fill(
+      compareLink,
+      names.length === 2
+        ? h("a", { href: context.link(names[0], "versus", names[1]) }, `Compare ${names[1]} with ${names[0]}`)
+        : "Select two runs to compare them",
+    );
+  };
+  draw();
+  drawCompareLink();
   if (!context.runs.length) {
     return {
       node: emptyCard(
@@ -25,7 +52,10 @@ export async function runs(context) {
   const timer = setInterval(async () => {
     if (document.hidden) return;
     const page = await get("api/runs", { limit: 500 }, context.signal).catch(() => null);
-    if (page && !rows.contains(document.activeElement)) draw(page.items);
+    if (page && !rows.contains(document.activeElement)) {
+      ({ items } = page);
+      draw();
+    }
   }, 5000);
   context.onStop(() => clearInterval(timer));
   const column = (name, kind, title) => h("th", { scope: "col", class: kind, title }, name);
@@ -34,13 +64,27 @@ export async function runs(context) {
     column("Steps", "num"),
     column("Held-out", "num", "Success or mean reward on held-out tasks, before and after training"),
     column("Final reward", "num", "Mean training reward of the last 4 steps"),
+    column("Cost", "num", "Time of all steps, and what the judge cost"),
     column("Last updated", "num"),
   ];
   return {
     node: h(
       "section",
       {},
-      h("div", { class: "head" }, h("h1", {}, "Runs")),
+      h(
+        "div",
+        { class: "head" },
+        h("div", {}, h("h1", {}, "Runs"), compareLink),
+        h("input", {
+          type: "search",
+          placeholder: "Search names, models, status",
+          "aria-label": "Search runs",
+          oninput: (event) => {
+            search = event.target.value.trim();
+            draw();
+          },
+        }),
+      ),
       h(
         "div",
         { class: "card scroll" },
@@ -50,14 +94,22 @@ export async function runs(context) {
   };
 }
 
-function row(run, { link }) {
+const searchText = (run) =>
+  [run.name, run.status, run.reason, run.model, run.loss, run.reward, run.problem].join(" ").toLowerCase();
+
+function row(run, { link }, selectBox) {
   const name = h(
     "td",
     { class: "wide" },
-    h("a", { href: link(run.name), class: "short", title: run.name, "data-item": true }, run.name),
+    h(
+      "div",
+      { class: "named" },
+      run.problem ? null : selectBox,
+      h("a", { href: link(run.name), class: "short", title: run.name, "data-item": true }, run.name),
+    ),
     run.problem ? h("p", { class: "small soft" }, run.problem) : reason(run),
   );
-  if (run.problem) return h("tr", {}, name, h("td", { colspan: 6 }));
+  if (run.problem) return h("tr", {}, name, h("td", { colspan: 7 }));
   const steps = `${run.last_step ?? 0}${run.planned_steps ? ` / ${run.planned_steps}` : ""}`;
   const isEvaluation = run.kind === "evaluation",
     lossAndReward = [isEvaluation ? null : run.loss, run.reward].filter(Boolean).join(" · ");
@@ -79,9 +131,13 @@ function row(run, { link }) {
       isEvaluation ? evaluationResult(run.measured) : run.pairs.length ? run.pairs.map(change) : "–",
     ),
     h("td", { class: "num", "data-name": "Final reward" }, num(run.final_reward)),
+    h("td", { class: "num", "data-name": "Cost" }, cost(run)),
     h("td", { class: "num", "data-name": "Updated" }, run.written ? ago(run.written) : "–"),
   );
 }
+
+const cost = ({ seconds, judge_cost }) =>
+  [seconds ? duration(seconds) : "–", judge_cost && `$${judge_cost.toFixed(2)}`].filter(Boolean).join(", ");
 
 const ellipsis = (text, kind = "") => h("span", { class: `short ${kind}`, title: text }, text);
 

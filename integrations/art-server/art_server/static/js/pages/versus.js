@@ -1,0 +1,80 @@
+// A run compared with another one: their newest evaluations on the held-out tasks that both have.
+
+import { get, runPath } from "../api.js";
+import { changeText } from "../decision.js";
+import { emptyCard, h } from "../dom.js";
+import { num, percent, signed, taskText, truncate } from "../format.js";
+import { temperatureName } from "../outcome.js";
+
+export async function versus(context) {
+  const other = context.argument,
+    { changes, tasks } = await get(runPath(context.run, `/compare/${encodeURIComponent(other)}`), {}, context.signal);
+  const title = h("h1", {}, `${other} compared with ${context.run}`);
+  if (!changes.length)
+    return {
+      node: h(
+        "section",
+        {},
+        title,
+        emptyCard(
+          "Nothing to compare",
+          "These runs were not evaluated on the same tasks at the same temperature. Measure both with art eval.",
+        ),
+      ),
+    };
+  const column = (name, kind) => h("th", { scope: "col", class: kind }, name);
+  const rollout = (run, id) => h("a", { href: context.link(run, "rollout", id) }, "open");
+  const row = (task) =>
+    h(
+      "tr",
+      {},
+      h("td", { class: "wide" }, truncate(taskText(task.task), 200)),
+      h("td", { class: "num", "data-name": "Change" }, signed(task.change)),
+      h("td", { "data-name": context.run }, rollout(context.run, task.before)),
+      h("td", { "data-name": other }, rollout(other, task.after)),
+    );
+  return {
+    node: h(
+      "section",
+      {},
+      title,
+      h("div", { class: "card decision" }, changes.map(verdict)),
+      tasks.length
+        ? h(
+            "div",
+            { class: "card scroll" },
+            h("h2", {}, "Tasks with another result"),
+            h(
+              "table",
+              { class: "stack" },
+              h("thead", {}, h("tr", {}, column("Task"), column("Change", "num"), column(context.run), column(other))),
+              h("tbody", { "data-list": true }, tasks.map(row)),
+            ),
+          )
+        : null,
+    ),
+  };
+}
+
+const TITLES = {
+  better: ["Better", "good"],
+  worse: ["Worse", "bad"],
+  "can't tell": ["Can't tell which is better", ""],
+};
+
+function verdict(change) {
+  const format = change.counts_successes ? percent : num,
+    [title, tone] = TITLES[change.verdict];
+  return h(
+    "div",
+    { class: `verdict ${tone}` },
+    h("h2", {}, title),
+    h(
+      "p",
+      {},
+      h("b", {}, `${format(change.before)} → ${format(change.after)}`),
+      ` held out, ${temperatureName(change.temperature)}`,
+    ),
+    h("p", {}, changeText(change)),
+  );
+}
