@@ -140,7 +140,9 @@ def train(
     run_dir = run_dir or new_run_dir(arguments["model"])
     with resume_hint(run_dir, f"art train --resume {run_dir}"):
         result = _train(arguments, run_dir, dry_run, allow_changes)
-    if not dry_run:
+    if dry_run:
+        _show_dry_run(result, arguments["steps"])
+    else:
         show(result)
         if stopped := result.report["stopped"]:
             raise typer.Exit(MAY_PASS if stopped.get("may_pass") else ENDED_EARLY)
@@ -266,6 +268,8 @@ def evaluate(
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}", "resumes it"):
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
     print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
+    after = f"next: art compare OTHER_RUN {report.run_dir} compares it with another evaluation of these tasks"
+    Console(stderr=True).print(after, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: `art plugins`")
@@ -327,17 +331,28 @@ def doctor(
 
 
 def show(result: Any) -> None:
-    """Print what changed, and draw the chart if matplotlib is installed."""
+    """Print what changed and what to do next, and draw the chart if matplotlib is installed."""
     from art_cli.chart import draw
-    from art_cli.summary import print_result
+    from art_cli.summary import advice, print_result
 
     console = Console()
     print_result(result, console)
     run_dir = result.run_dir
     can_draw = importlib.util.find_spec("matplotlib") is not None
-    text = f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"
-    text += f"\nnext: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    lines = [f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"]
+    lines += [f"next: {text} {command}" if command else f"next: {text}" for text, command in advice(result)]
+    lines.append(f"next: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_dry_run(result: Any, steps: int) -> None:
+    from art_cli.dry_run import interpretation
+
+    with Store(store_file(result.run_dir)) as store:
+        config = store.meta("config")
+    for sentence in interpretation(result.report["dry_run"], config, steps):
+        Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -13,8 +13,11 @@ from rich.table import Table
 
 from art_cli.change import change
 from art_cli.hints import hints_of
+from art_cli.next_steps import Advice, next_steps
 from art_core import Report, TrainResult
 from art_core.plugin_api import plural, printable
+from art_core.store import Store
+from art_core.store.run_folder import store_file
 from art_core.types import JsonDict, Trajectory
 
 SHORTENED = 600
@@ -44,6 +47,21 @@ def print_result(result: TrainResult, console: Console) -> None:
     if report.get("account"):
         totals = ", ".join(f"{name} {total:,.6g}" for name, total in report["account"].items())
         console.print(f"{report['reward']}: {totals}", highlight=False, soft_wrap=True, markup=False)
+
+
+def advice(result: TrainResult) -> list[Advice]:
+    """Return what to do next, most important first."""
+    with Store(store_file(result.run_dir)) as store:
+        command = store.meta("command")
+    changes = [change(result.before.successes, result.after.successes)] if result.before and result.after else []
+    return next_steps(
+        result.run_dir,
+        status="stopped" if result.report.get("stopped") else "finished",
+        verdicts=[it.verdict for it in changes],
+        suspicious=bool(hints_of(result.run_dir, result.report)),
+        steps=result.report["steps"],
+        command=command,
+    )
 
 
 def evaluation_table(report: Mapping[str, Any]) -> Table:

@@ -56,6 +56,7 @@ def test_train_and_eval_an_agent_from_files(art, tmp_path):
         and (tmp_path / "run" / "chart.png").stat().st_size > 0
     )
     assert "half of a pair: \\ud800" in trained.stdout
+    assert "next: Train longer" in trained.stdout or "next: See which tasks" in trained.stdout
     assert "next: art view run " in trained.stdout and "art audit run " in trained.stdout
     measured = art("eval", *common, "--model", "run")
     assert measured.returncode == 0, measured.stderr
@@ -83,7 +84,14 @@ def test_a_dry_run_prints_what_would_be_trained(art):
         "train", "agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward", "--dry-run", "--run-dir", "run"
     )
     assert done.returncode == 0, done.stderr
-    for word in ("calls: 8", "targets:", "tokens:", "learn_seconds_per_step:"):
+    for word in (
+        "calls: 8",
+        "targets:",
+        "tokens:",
+        "learn_seconds_per_step:",
+        "The group teaches",
+        "20 steps like this: 1,280",
+    ):
         assert word in done.stderr
 
 

@@ -99,6 +99,16 @@ def _print(comparison: Comparison, transcripts: int) -> None:
         advice = f": {verdict.advice}" if verdict.advice else ""
         bound = f"{show(verdict.value)}, the bound is {show(verdict.bound)}"
         say(f"{verdict.state.upper()}  {verdict.side}: {verdict.condition}  ({bound}){advice}")
+    say(f"next: {_next(comparison)}")
+
+
+def _next(comparison: Comparison) -> str:
+    first, *others = (side.name for side in comparison.sides)
+    if not comparison.conditions:
+        return f'--gate "success >= {first} - 0.02" decides by a bound, --transcripts 3 shows tasks that flipped'
+    if all(verdict.state == "holds" for verdict in comparison.verdicts):
+        return f"art gateway --route {others[-1]}=5% gives it a share of the conversations (docs/gateway.md)"
+    return "--transcripts 3 shows tasks that flipped"
 
 
 def _plainly(console: Console) -> Callable[[str], None]:

@@ -86,3 +86,4 @@ def show(result: Result) -> None:
         before, after = result.held_out
         console.print(f"held out: {before}  ->  {after}")
     console.print(f"the new texts are in {result.file}")
+    console.print(f"next: art train, art eval and art gateway accept them: --prompts {result.file}")

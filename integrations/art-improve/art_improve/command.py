@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from art_cli.arguments import load_agent, load_reward, load_tasks, parse_settings
+from art_cli.dry_run import duration
 from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, TASKS, Model, Reward, RunDir, Settings, resume_hint
 from art_core.plugin_api import plural
 from art_core.store.run_folder import new_run_dir
 from art_gepa.command import load_reflector
-from art_improve.forecast import duration
 
 if TYPE_CHECKING:
     from art_improve.improve import Contribution, Improvement

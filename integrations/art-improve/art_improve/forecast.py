@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import fmean
 
+from art_cli.dry_run import duration
 from art_core.types import JsonDict
 
 
@@ -53,10 +54,3 @@ def costs(evaluation: JsonDict, tasks: int, steps: Collection[JsonDict]) -> Cost
     return Costs(
         start, evaluation["seconds"], sampled, fmean(step["step_seconds"] / step["rollouts"] for step in steps)
     )
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people write it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

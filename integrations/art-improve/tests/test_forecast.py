@@ -2,7 +2,7 @@
 
 import pytest
 
-from art_improve.forecast import Costs, costs, duration
+from art_improve.forecast import Costs, costs
 
 
 def test_costs_are_told_apart_from_the_start_of_engine_and_learner():
@@ -22,8 +22,3 @@ def test_what_is_to_come_is_the_sum_of_its_parts():
 def test_shorter_rollouts_make_everything_but_the_start_cheaper():
     known = Costs(start=5.0, evaluation=20.0, searched=0.2, trained=0.4).with_evaluation(10.0)
     assert known == Costs(start=5.0, evaluation=10.0, searched=0.1, trained=0.2)
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(42.4, "42 s"), (600, "10 min"), (9000, "2.5 h")])
-def test_durations_are_written_as_people_write_them(seconds, said):
-    assert duration(seconds) == said

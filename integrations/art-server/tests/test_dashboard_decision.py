@@ -11,8 +11,18 @@ ANSWERS = {
     "improved": ("Better", "20.0 % → 72.5 %", "22 better, 1 worse", "6 wrong name", "art export"),
     "flat": ("Can't tell whether it is better", "20.0 % → 20.0 %", "1 better, 1 worse", "16 wrong date", "--steps 18"),
     "stopped": ("Can't tell whether it is better", "Stopped: all rewards were equal", "16 wrong", "art train --resume"),
-    "crashed": ("Not measured before and after training", "Crashed: RuntimeError: CUDA", "16 wrong", "art train --resume"),
-    "hacked": ("Check the reward before you trust this run", "on 40 held-out tasks it went from 0.2", "18 wrong", "art view"),
+    "crashed": (
+        "Not measured before and after training",
+        "Crashed: RuntimeError: CUDA",
+        "16 wrong",
+        "art train --resume",
+    ),
+    "hacked": (
+        "Check the reward before you trust this run",
+        "on 40 held-out tasks it went from 0.2",
+        "18 wrong",
+        "art view",
+    ),
 }
 """What each kind's first screen says: a verdict, why, what fails, and what next."""
 
