@@ -24,22 +24,15 @@ export class Decision {
   }
 
   draw(run, decision) {
-    const [title, tone] = headline(run, decision);
+    const measuredOnly = run.kind === "evaluation";
     fill(
       this.node,
-      h(
-        "div",
-        { class: `verdict ${tone}` },
-        h("h2", {}, title),
-        run.pairs.map((pair) => h("p", {}, changeLine(pair, decision.changes))),
-        run.reason && h("p", { class: "sign" }, `${capital(run.status)}: ${run.reason}`),
-        decision.signs.map((sign) => h("p", { class: "sign" }, sign)),
-      ),
+      measuredOnly ? null : verdict(run, decision),
       h(
         "div",
         { class: "questions" },
         question("What fails now", this.failing(decision.failing)),
-        question("What it cost", cost(decision.cost)),
+        measuredOnly ? null : question("What it cost", cost(decision.cost)),
         question("What next", decision.next.length ? decision.next.map(advice) : pending(run)),
       ),
     );
@@ -83,7 +76,19 @@ export class Decision {
   }
 }
 
-function headline(run, { changes, signs }) {
+function verdict(run, { changes, signs }) {
+  const [title, tone] = headline(run, changes, signs);
+  return h(
+    "div",
+    { class: `verdict ${tone}` },
+    h("h2", {}, title),
+    run.pairs.map((pair) => h("p", {}, changeLine(pair, changes))),
+    run.reason && h("p", { class: "sign" }, `${capital(run.status)}: ${run.reason}`),
+    signs.map((sign) => h("p", { class: "sign" }, sign)),
+  );
+}
+
+function headline(run, changes, signs) {
   if (signs.length) return ["Check the reward before you trust this run", "warn"];
   const verdicts = changes.map((change) => change.verdict),
     all = (verdict) => verdicts.length && verdicts.every((each) => each === verdict);

@@ -1,5 +1,6 @@
 // The overview of an evaluation's folder: its result, and the rollout of every task.
 
+import { Decision } from "../decision.js";
 import { fill, h, tile } from "../dom.js";
 import { num, percent } from "../format.js";
 import { evaluationResult, reason, statusChip } from "../outcome.js";
@@ -8,6 +9,7 @@ import { rollouts } from "./rollouts.js";
 export async function evaluation(context) {
   const tiles = h("dl", { class: "tiles" }),
     tasks = await rollouts(context),
+    decision = new Decision(context),
     description = h("p", { class: "soft" }, `Evaluation of ${context.info.model}, without training`),
     status = h("div", { class: "row" }),
     title = h("div", {}, h("h1", {}, context.run), description, status);
@@ -16,11 +18,13 @@ export async function evaluation(context) {
     fill(tiles, resultTiles(run));
   };
   draw(context.info);
+  await decision.update(context.info);
   tasks.node.classList.add("stacked");
   return {
-    node: h("section", {}, h("div", { class: "head" }, title), tiles, tasks.node),
-    update: (run) => {
+    node: h("section", {}, h("div", { class: "head" }, title), tiles, decision.node, tasks.node),
+    update: async (run) => {
       draw(run);
+      await decision.update(run);
       return tasks.update(run);
     },
   };
