@@ -35,12 +35,37 @@ def with_free_ports(code: str) -> str:
     return re.sub(r"^(.*--port (\d+).*) &$", lambda it: f"{it[1]} &\n{waiting.format(it[2])}", code, flags=re.MULTILINE)
 
 
+COUNT = """
+import sqlite3
+rows = sqlite3.connect("runs/production/run.sqlite").execute("SELECT count(*) FROM rollouts WHERE split IN ('live', 'mine')")
+print(rows.fetchone()[0])
+"""
+
+
+def with_a_killed_gateway(script: str) -> str:
+    """The script with the gateway of week 2 killed after a third of its questions, and started again by the same command."""
+    start = next(line for line in script.splitlines() if "--route mine" in line)
+    users = next(line for line in script.splitlines() if "--week 2" in line)
+    killing = f"""
+gateway=$!
+{users} &
+users=$!
+until [ "$(python count.py)" -ge 500 ]; do sleep 0.2; done
+kill -9 $gateway
+wait $gateway || echo "the gateway was killed"
+{start}
+wait $users
+"""
+    return script.replace(users, killing, 1)
+
+
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 def test_the_page_ends_with_a_model_that_costs_less_and_is_not_shown_to_be_worse(tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     # The servers stop with the script, also if one of its commands fails.
-    script = "trap 'kill $(jobs -p)' EXIT\n" + with_free_ports("\n".join(commands()))
+    script = "trap 'kill $(jobs -p)' EXIT\n" + with_a_killed_gateway(with_free_ports("\n".join(commands())))
+    (tmp_path / "count.py").write_text(COUNT)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-ec", script], cwd=tmp_path, env=os.environ | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -57,9 +82,10 @@ def test_the_page_ends_with_a_model_that_costs_less_and_is_not_shown_to_be_worse
     assert not {task["input"].strip() for task in tasks} & {task["input"].strip() for task in held_out}
     assert re.search(r"^(HOLDS|NOT SHOWN)  mine: success >= live - 0.02", printed, flags=re.MULTILINE), printed
     assert re.search(r"^HOLDS  mine: cost <= 0.5 \* live", printed, flags=re.MULTILINE), printed
-    # The canary: raised by itself, then a worse one rolled back, and nothing of their answers is lost.
+    # The canary: raised by itself, then a worse one rolled back, and nothing of their answers is lost, although it was killed.
+    assert "the gateway was killed" in printed, printed
     assert "mine answers 80 % of the conversations" in printed and "because its scores are" in printed, printed
     assert "worse answers 0 % of the conversations" in printed and "because its scores are lower" in printed, printed
     splits = {split: len(art.load_trajectories(tmp_path / "runs" / "production", split=split)) for split in SPLITS}
-    assert sum(splits.values()) == 300 + 500 + 100 and min(splits.values()) > 10, splits
+    assert sum(splits.values()) == 300 + 1500 + 100 and min(splits.values()) > 10, splits
     assert re.search(r"^(HOLDS|NOT SHOWN)  second: success", printed, flags=re.MULTILINE), printed

@@ -6,9 +6,7 @@ With ``--feedback`` each question is a conversation of its own at that gateway, 
 """
 
 import argparse
-import json
 import random
-import urllib.request
 import uuid
 
 from app import agent, client
@@ -26,13 +24,14 @@ def question(random_: random.Random, week: int) -> str:
 
 def with_feedback(asked: str, gateway: str) -> None:
     conversation = f"user-{uuid.uuid4().hex}"
-    client.base_url = f"{gateway}/rollouts/{conversation}/v1"
+    # Many retries: a gateway that restarts is back after some seconds.
+    client.base_url, client.max_retries = f"{gateway}/rollouts/{conversation}/v1", 20
     try:
         right = set(agent(asked)) == set(asked.rstrip("?").split()[-2:])
     except (ValueError, LookupError, TypeError):  # nobody is helped by an answer that the agent can't read
         right = False
-    body = json.dumps({"conversation": conversation, "score": float(right)}).encode()
-    urllib.request.urlopen(f"{gateway}/feedback", body).close()
+    score = {"conversation": conversation, "score": float(right)}
+    client.with_options(base_url=gateway).post("/feedback", cast_to=object, body=score)
 
 
 if __name__ == "__main__":

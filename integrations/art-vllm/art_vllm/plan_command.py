@@ -11,7 +11,8 @@ import typer
 from art_core.errors import ConfigError
 
 EXAMPLE = (
-    "Examples: `art plan --model Qwen/Qwen2.5-3B-Instruct --gpu 24GB`, "
+    "Examples: `art plan --gpu 'RTX 4090' --licence apache --dollars-per-hour 0.4 --budget 5 --steps 40`, "
+    "`art plan --model Qwen/Qwen2.5-3B-Instruct --gpu 24GB`, "
     "`art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 'RTX 4090' --context 4096 --serve-in-8bit`, "
     "`art plan --model Qwen/Qwen3-8B --gpu H100 --run runs/mine --dollars-per-hour 2.5`, "
     "`art plan --model Qwen/Qwen3-8B --dollars-per-million 0.1,0.4,0.4 --steps 50`"
@@ -20,8 +21,12 @@ EXAMPLE = (
 
 def plan(
     model: Annotated[
-        str, typer.Option(help="Model folder (its config.json is enough), or the name of a cached or well-known model.")
-    ],
+        str | None,
+        typer.Option(
+            help="Model folder (its config.json is enough), or the name of a cached or well-known model; default: compare "
+            "models of all sizes."
+        ),
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(help="GPU name such as 'RTX 4090', or memory size: 24GB (24 * 10^9 bytes) or 24GiB (24 * 2^30)."),
@@ -62,13 +67,20 @@ def plan(
             help="Instead of --gpu: what a service such as Tinker bills for a million tokens of each kind.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="With --dollars-per-million: steps of the whole run.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the whole run.")] = 20,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="Without --model: most dollars for all steps; needs --dollars-per-hour.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option(help="Without --model: a part of the licence's name, such as apache.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how much GPU memory a model needs, what fits, and the settings for it. Needs no weights, GPU or network.
+    """Show which models a GPU can train, what one needs in memory, and the settings for it. Needs no weights, GPU or network.
 
     Exits with 0 if the plan fits, 1 if it doesn't.
     """
+    from art_vllm.candidates import CANDIDATES, candidates, print_candidates
     from art_vllm.cost import cost
     from art_vllm.gpus import find_gpu
     from art_vllm.known_shapes import find_shape
@@ -79,21 +91,27 @@ def plan(
     from art_vllm.workload import assumed, measured, step_of
 
     _check(gpu, full, lora_rank, dollars_per_hour, dollars_per_million)
+    _check_candidates(model, gpu, budget, licence, dollars_per_hour)
     defaults = step_of(run) if run else (Setup.group_size, Setup.tasks_per_step)
     group_size, tasks_per_step = group_size or defaults[0], tasks_per_step or defaults[1]
     rollouts = group_size * tasks_per_step
     workload = measured(run) if run else assumed(rollouts, group_size, calls=calls, prompt=prompt, sampled=sampled)
     if gpu is None:
         priced = price(workload, dollars_per_million or "", steps)
-        typer.echo(json.dumps(priced.as_json()) if json_ else priced.report(model))
+        typer.echo(json.dumps(priced.as_json()) if json_ else priced.report(model or ""))
         return
-    shape = find_shape(model)
+    shape = find_shape(next(iter(CANDIDATES)) if model is None else model)
     setup = Setup(
         shape=shape, gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
         load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit,
         context=context or min(Setup.context, shape.positions),
         group_size=group_size, tasks_per_step=tasks_per_step, staleness=staleness, tree=workload.largest,
     )  # fmt: skip
+    if model is None:
+        found = candidates(setup, workload, licence=licence, dollars_per_hour=dollars_per_hour, steps=steps)
+        if not print_candidates(found, budget, as_json=json_):
+            raise typer.Exit(1)
+        return
     planned = make_plan(setup)
     step = cost(planned, workload, dollars_per_hour)
     if json_:
@@ -118,6 +136,18 @@ def _check(
         raise ConfigError(
             f"--dollars-per-hour needs the GPU's speed, and --gpu {gpu} is only a size; name the GPU, such as 'RTX 4090'"
         )
+
+
+def _check_candidates(
+    model: str | None, gpu: str | None, budget: float | None, licence: str | None, dollars_per_hour: float | None
+) -> None:
+    """Raise ConfigError for options that need, or don't go with, a comparison of models."""
+    if model is None and gpu is None:
+        raise ConfigError("pass --gpu to compare models, or --model")
+    if model is not None and (budget is not None or licence is not None):
+        raise ConfigError("--budget and --licence choose between models; drop them, or drop --model")
+    if budget is not None and dollars_per_hour is None:
+        raise ConfigError("--budget needs the price of a GPU: --dollars-per-hour")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -14,7 +14,9 @@ from art_core.config import make_config
 from art_core.errors import ConfigError
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_embedded import TINY
+from art_vllm.candidates import CANDIDATES
 from art_vllm.command_line import options
+from art_vllm.known_shapes import known_shapes
 from art_vllm.plan_command import EXAMPLE, add_to
 
 ROOT = Path(__file__).parents[3]
@@ -142,6 +144,38 @@ async def test_a_run_says_how_large_its_steps_are(tmp_path):
     assert "(rollouts: up to 4)" in run(*measured, "--tasks-per-step", "1")
 
 
+def test_models_are_compared_by_size_time_and_price():
+    said = run("--gpu", "H100", "--dollars-per-hour", "2.5", "--steps", "100")
+    rows = [
+        line for line in said.splitlines() if line.endswith(tuple("0123456789")) and "/" in line and " min " in line
+    ]
+    sizes = [float(re.search(r" ([0-9.]+)B", row)[1]) for row in rows]
+    assert sizes == sorted(sizes, reverse=True) and len(rows) >= 8
+    assert "too large, with 8,192 tokens of context: " in said and "meta-llama/Llama-3.3-70B-Instruct" in said
+    best = re.search(r"next: art (plan --model \S+ --gpu 'H100')", said)[1]
+    assert "\nfits, " in run(*shlex.split(best)[1:])
+
+
+def test_candidates_are_chosen_by_budget_and_licence():
+    chosen = ("--gpu", "H100", "--dollars-per-hour", "2.5", "--licence", "Apache")
+    found = json_of(*chosen, "--budget", "0.2")
+    assert {it["licence"] for it in found} == {"Apache-2.0"}
+    within = [it for it in found if it["within_budget"]]
+    assert within and all(it["fits"] and it["dollars"] <= 0.2 for it in within)
+    dear = [it["model"] for it in found if it["fits"] and not it["within_budget"]]
+    assert dear and f"over the budget of $0.2: {', '.join(dear)}" in run(*chosen, "--budget", "0.2")
+    assert "over the budget" in run(*chosen, "--budget", "0", code=1)
+
+
+def test_a_gpu_of_unknown_speed_compares_sizes_only():
+    assert all(it["seconds"] is None and it["dollars"] is None for it in json_of("--gpu", "24GB"))
+
+
+def test_every_candidate_is_a_well_known_model():
+    names = {shape.name for shape in known_shapes()}
+    assert set(CANDIDATES) <= names
+
+
 def test_a_service_that_bills_tokens_is_priced_by_kind():
     found = json_of(
         *SEVEN_B, "--dollars-per-million", "1,2,4", "--calls", "2", "--prompt", "100", "--sampled", "10", "--steps", "3"
@@ -203,6 +237,10 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
         ((*SEVEN_B, "--gpu", "H100", "--dollars-per-million", "1,1,1"), "pass either --gpu, or --dollars-per-million"),
         ((*SEVEN_B, "--dollars-per-million", "1,1"), "must be three prices"),
         ((*SEVEN_B, "--gpu", "H100", "--context", "99999"), "32768 positions"),
+        ((*SEVEN_B, "--gpu", "H100", "--budget", "3"), "choose between models"),
+        (("--gpu", "H100", "--budget", "3"), "--budget needs the price of a GPU"),
+        (("--gpu", "H100", "--licence", "bsd"), "no candidate has the licence 'bsd'"),
+        (("--dollars-per-million", "1,1,1"), "pass --gpu to compare models, or --model"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments, says):
@@ -212,9 +250,12 @@ def test_what_cannot_be_planned_is_refused(arguments, says):
 def test_what_the_help_and_the_pages_advertise_fits():
     assert EXAMPLE.split("`")[1] in " ".join(run("--help").split())
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("integrations/*/README.md")]
-    shown = re.findall(r"art (plan --model [^`\n#]+)", "\n".join([EXAMPLE, *(page.read_text() for page in pages)]))
+    shown = re.findall(
+        r"art (plan --(?:model|gpu) [^`\n#]+)", "\n".join([EXAMPLE, *(page.read_text() for page in pages)])
+    )
     complete = [it for it in shown if "NAME" not in it and "--run" not in it]
     assert len(complete) >= 6
     for command in complete:
-        answer = " steps cost $" if "--dollars-per-million" in command else "\nfits, "
+        priced, chosen = "--dollars-per-million" in command, "--model" in command
+        answer = " steps cost $" if priced else "\nfits, " if chosen else "next: art plan --model"
         assert answer in run(*shlex.split(command)[1:]), command

@@ -1,0 +1,141 @@
+"""Which well-known models a GPU and a budget can train: ``art plan`` without ``--model``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import typer
+
+from art_cli.dry_run import duration
+from art_core.errors import ConfigError
+from art_vllm.cost import ASSUMED, Cost, cost
+from art_vllm.known_shapes import find_shape
+from art_vllm.plan import Plan, Setup, plan
+from art_vllm.workload import Workload
+
+APACHE, MIT = "Apache-2.0", "MIT"
+LLAMA = "Llama {} Community"
+CANDIDATES = {
+    "Qwen/Qwen3-0.6B": APACHE,
+    "meta-llama/Llama-3.2-1B-Instruct": LLAMA.format("3.2"),
+    "Qwen/Qwen3-1.7B": APACHE,
+    "meta-llama/Llama-3.2-3B-Instruct": LLAMA.format("3.2"),
+    "Qwen/Qwen3-4B-Instruct-2507": APACHE,
+    "mistralai/Mistral-7B-Instruct-v0.3": APACHE,
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA.format("3.1"),
+    "Qwen/Qwen3-8B": APACHE,
+    "mistralai/Mistral-Nemo-Instruct-2407": APACHE,
+    "Qwen/Qwen3-14B": APACHE,
+    "moonshotai/Moonlight-16B-A3B-Instruct": MIT,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": APACHE,
+    "Qwen/Qwen3-32B": APACHE,
+    "meta-llama/Llama-3.3-70B-Instruct": LLAMA.format("3.3"),
+}
+"""Models for agents, with their licences as their publishers name them, smallest first."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model, and what training it takes."""
+
+    licence: str
+    planned: Plan
+    step: Cost
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return self.planned.setup.shape.name
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all steps; None if the GPU's speed is unknown or the model doesn't fit."""
+        return None if self.step.seconds is None else self.steps * self.step.seconds
+
+    @property
+    def dollars(self) -> float | None:
+        """Of all steps; None without seconds or a price per hour."""
+        return None if self.step.dollars is None else self.steps * self.step.dollars
+
+    def within(self, budget: float | None) -> bool:
+        """Whether it fits the GPU and costs at most ``budget`` dollars."""
+        return self.planned.fits and (budget is None or (self.dollars is not None and self.dollars <= budget))
+
+    def as_json(self, budget: float | None) -> dict[str, Any]:
+        """Return its row for ``--json``."""
+        shape = self.planned.setup.shape
+        sizes = {"parameters": shape.parameters, "active_parameters": shape.active}
+        fit = {"fits": self.planned.fits, "within_budget": self.within(budget), "sequences": self.planned.sequences}
+        return {
+            "model": self.name,
+            "licence": self.licence,
+            **sizes,
+            **fit,
+            "seconds": self.seconds,
+            "dollars": self.dollars,
+        }
+
+
+def candidates(
+    setup: Setup,
+    workload: Workload,
+    *,
+    licence: str | None = None,
+    dollars_per_hour: float | None = None,
+    steps: int = 20,
+) -> list[Candidate]:
+    """Plan every candidate as ``setup``, whose shape is replaced. ``licence``: a part of the licence's name, in any case.
+
+    Raises ConfigError if no candidate has such a licence.
+    """
+    chosen = {name: its for name, its in CANDIDATES.items() if licence is None or licence.lower() in its.lower()}
+    if not chosen:
+        raise ConfigError(
+            f"no candidate has the licence {licence!r}; they have {', '.join(sorted(set(CANDIDATES.values())))}"
+        )
+    planned = [(its, plan(own)) for name, its in chosen.items() if (own := _with_shape(setup, name)) is not None]
+    return [Candidate(its, each, cost(each, workload, dollars_per_hour), steps) for its, each in planned]
+
+
+def _with_shape(setup: Setup, name: str) -> Setup | None:
+    """Return None for a model that this setup can't have, such as one whose heads the GPUs can't split."""
+    shape = find_shape(name)
+    try:
+        return replace(setup, shape=shape, context=min(setup.context, shape.positions))
+    except ConfigError:
+        return None
+
+
+def lines(found: Iterable[Candidate]) -> Iterator[str]:
+    """Yield a table, in the order of ``found``."""
+    yield f"{'model':40}{'licence':22}{'parameters':20}{'weights':9}{'at once':>8}{'time':>8}{'dollars':>9}"
+    for it in found:
+        shape, setup = it.planned.setup.shape, it.planned.setup
+        size = f"{shape.parameters / 1e9:.1f}B" + (f", {shape.active / 1e9:.1f}B active" if shape.experts else "")
+        weights = "4 bits" if setup.in_4bit else "16 bits"
+        time = "-" if it.seconds is None else duration(it.seconds)
+        dollars = "-" if it.dollars is None else f"{it.dollars:.2f}"
+        yield f"{it.name:40}{it.licence:22}{size:20}{weights:9}{it.planned.sequences:>8}{time:>8}{dollars:>9}"
+
+
+def print_candidates(found: Sequence[Candidate], budget: float | None, *, as_json: bool) -> bool:
+    """Print the models that fit GPU and budget, largest first, and name the others. Return whether there is one."""
+    fitting = sorted((it for it in found if it.within(budget)), key=lambda it: -it.planned.setup.shape.parameters)
+    if as_json:
+        typer.echo(json.dumps([it.as_json(budget) for it in found]))
+        return bool(fitting)
+    setup, work = found[0].planned.setup, found[0].step.workload
+    typer.echo(f"{setup.gpus} x {setup.gpu.name}, {found[0].steps} steps of {work.runs:.0f} rollouts ({work.source})")
+    if fitting:
+        typer.echo("\n".join(lines(fitting)))
+        typer.echo(f"estimates: {ASSUMED}")
+    if large := [it.name for it in found if not it.planned.fits]:
+        typer.echo(f"too large, with {setup.context:,} tokens of context: {', '.join(large)}")
+    if dear := [it.name for it in found if it.planned.fits and not it.within(budget)]:
+        typer.echo(f"over the budget of ${budget:g}: {', '.join(dear)}")
+    if fitting:
+        typer.echo(f"next: art plan --model {fitting[0].name} --gpu '{setup.gpu.name}' shows its memory and settings")
+    return bool(fitting)
