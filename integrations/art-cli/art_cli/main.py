@@ -9,6 +9,7 @@ import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -37,13 +38,23 @@ from art_core.plugin_api import LEFT_OUT, Plugins, left_out, memory, printable, 
 from art_core.store import Store
 from art_core.store.run_folder import new_run_dir, store_file
 
+_debug = False
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Train the agent you already have: capture its model calls, score its rollouts, improve the model with GRPO.",
 )
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error, too.")] = False,
+) -> None:
+    """Train the agent you already have: capture its model calls, score its rollouts, improve the model with GRPO."""
+    global _debug
+    _debug = debug
+
 
 RunDir = Annotated[Path | None, typer.Option(help="Run folder. An interrupted run in it is resumed.")]
 AGENT = typer.Argument(
@@ -382,6 +393,8 @@ def main() -> None:
         load_env_file()  # before the plugins are loaded: it may disable some
         command()()
     except ArtError as error:
+        if _debug:
+            sys.stderr.write(without_keys("".join(traceback.format_exception(error))))
         Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
         message = printable(without_keys(str(error)))
         Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)

@@ -96,6 +96,17 @@ def test_a_dry_run_prints_what_would_be_trained(art):
 
 
 @pytest.mark.system
+def test_debug_prints_the_traceback_of_an_error_too(art):
+    plain, debugged = (
+        art("train", "nope.py:agent", "tasks.jsonl"),
+        art("--debug", "train", "nope.py:agent", "tasks.jsonl"),
+    )
+    assert "Traceback" not in plain.stderr and "no such file: nope.py" in plain.stderr
+    assert "Traceback" in debugged.stderr and debugged.stderr.endswith(plain.stderr.splitlines()[-1] + "\n")
+    assert plain.returncode == debugged.returncode == 1
+
+
+@pytest.mark.system
 def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
     for arguments, said in [
