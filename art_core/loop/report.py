@@ -176,8 +176,7 @@ async def dry_run_report(run: Run, group: Group, screen: Display) -> dict[str, A
         "rollout_seconds": max(t.seconds for t in group.trajectories),
         "learn_seconds": seconds,
         "learn_seconds_per_step": seconds * run.config.tasks_per_step,
-        "account": run.rewards.account(),
     }
     for name, value in report.items():
         screen.say(f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}")
-    return report
+    return report | {"account": run.rewards.account()}

@@ -9,6 +9,8 @@ from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
 Z_95 = NormalDist().inv_cdf(0.975)
+FEW = 10
+"""Tasks below which graded rewards say too little for an interval."""
 Verdict = Literal["better", "worse", "can't tell"]
 
 
@@ -35,7 +37,7 @@ class Change:
 def change(before: Sequence[float], after: Sequence[float]) -> Change:
     """Compare numbers of the same tasks, in the same order.
 
-    If all are 0 or 1, the interval is Tango's score interval, else the normal one, which is infinite for a single task.
+    If all are 0 or 1, the interval is Tango's score interval, else the normal one, which is infinite for less than ``FEW`` tasks.
     Raises ValueError if the lengths differ or are 0.
     """
     differences = [second - first for first, second in zip(before, after, strict=True)]
@@ -43,7 +45,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change:
     lost, won = sum(it < 0 for it in differences), sum(it > 0 for it in differences)
     if {*before, *after} <= {0.0, 1.0}:
         return Change(value, *score_interval(lost, won, tasks, Z_95), tasks, lost, won)
-    margin = Z_95 * stdev(differences) / math.sqrt(tasks) if tasks > 1 else math.inf
+    margin = Z_95 * stdev(differences) / math.sqrt(tasks) if tasks >= FEW else math.inf
     return Change(value, value - margin, value + margin, tasks, lost, won)
 
 

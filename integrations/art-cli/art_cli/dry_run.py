@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
+
+from art_core import TrainResult
 from art_core.plugin_api import plural
+from art_core.store import Store
+from art_core.store.run_folder import store_file
+
+
+def show(result: TrainResult, steps: int) -> None:
+    """Print what a dry run means."""
+    with Store(store_file(result.run_dir)) as store:
+        config = store.meta("config")
+    for sentence in interpretation(result.report["dry_run"], config, steps):
+        Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def interpretation(report: Mapping[str, Any], config: Mapping[str, Any], steps: int) -> list[str]:
@@ -15,10 +28,14 @@ def interpretation(report: Mapping[str, Any], config: Mapping[str, Any], steps: 
 
 def _contrast(report: Mapping[str, Any]) -> str:
     rewards = [reward for reward in report["rewards"] if reward is not None]
-    if not rewards:
+    if report["unscored"] and not rewards:
         return f"The group was not scored, so it teaches nothing: {', '.join(report['unscored'])}"
+    differ = len(set(rewards)) > 1
     if report["has_contrast"]:
-        return f"The group teaches: its rewards range from {min(rewards):.3g} to {max(rewards):.3g}."
+        between = f": its rewards range from {min(rewards):.3g} to {max(rewards):.3g}" if differ else ""
+        return f"The group teaches{between}."
+    if differ or not rewards:
+        return "The group teaches nothing: no call of a trained node has a reward that differs."
     return (
         f"The group teaches nothing: all its rewards are {rewards[0]:.3g}. If most groups are like it, use easier or harder "
         "tasks, a reward with partial credit, or another temperature."
@@ -42,10 +59,11 @@ def _projection(report: Mapping[str, Any], config: Mapping[str, Any], steps: int
     least = steps * (report["rollout_seconds"] + report["learn_seconds_per_step"])
     most = steps * (config["tasks_per_step"] * report["rollout_seconds"] + report["learn_seconds_per_step"])
     judge = report.get("account", {})
-    cost = f", ${groups * judge['cost']:.2f} for the judge" if "cost" in judge else ""
-    cost += f" in {groups * judge['requests']:,.0f} requests" if judge.get("requests") else ""
+    requests, dollars = judge.get("judge/requests"), judge.get("judge/cost")
+    cost = f", ${groups * dollars:.2f} for the judge" if dollars else ""
+    cost += f", {groups * requests:,.0f} requests to it" if requests else ""
     return (
-        f"{plural(steps, 'step')} like this: {groups * size:,} rollouts, {calls:,} model calls, {duration(least)} to "
+        f"{plural(steps, 'step')} like this: {groups * size:,} rollouts, {calls:,} trained model calls, {duration(least)} to "
         f"{duration(most)}{cost}. Evaluations come on top."
     )
 

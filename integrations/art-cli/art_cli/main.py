@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib.util
 import io
 import json
 import os
@@ -152,7 +151,9 @@ def train(
     with resume_hint(run_dir, f"art train --resume {run_dir}"):
         result = _train(arguments, run_dir, dry_run, allow_changes)
     if dry_run:
-        _show_dry_run(result, arguments["steps"])
+        from art_cli.dry_run import show as show_dry_run
+
+        show_dry_run(result, arguments["steps"])
     else:
         show(result)
         if stopped := result.report["stopped"]:
@@ -343,27 +344,9 @@ def doctor(
 
 def show(result: Any) -> None:
     """Print what changed and what to do next, and draw the chart if matplotlib is installed."""
-    from art_cli.chart import draw
-    from art_cli.summary import advice, print_result
+    from art_cli.summary import show as show_result
 
-    console = Console()
-    print_result(result, console)
-    run_dir = result.run_dir
-    can_draw = importlib.util.find_spec("matplotlib") is not None
-    lines = [f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"]
-    lines += [f"next: {text} {command}" if command else f"next: {text}" for text, command in advice(result)]
-    lines.append(f"next: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _show_dry_run(result: Any, steps: int) -> None:
-    from art_cli.dry_run import interpretation
-
-    with Store(store_file(result.run_dir)) as store:
-        config = store.meta("config")
-    for sentence in interpretation(result.report["dry_run"], config, steps):
-        Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
+    show_result(result)
 
 
 @contextmanager

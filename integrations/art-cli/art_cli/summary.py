@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,21 @@ from art_core.types import JsonDict, Trajectory
 
 SHORTENED = 600
 """Characters of a message that are shown."""
+
+
+def show(result: TrainResult) -> None:
+    """Print what changed and what to do next, and draw the chart if matplotlib is installed."""
+    from art_cli.chart import draw
+
+    console = Console()
+    print_result(result, console)
+    run_dir = result.run_dir
+    can_draw = importlib.util.find_spec("matplotlib") is not None
+    lines = [f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"]
+    lines += [f"next: {text} {command}" if command else f"next: {text}" for text, command in advice(result)]
+    lines.append(f"next: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_result(result: TrainResult, console: Console) -> None:
@@ -56,7 +72,7 @@ def advice(result: TrainResult) -> list[Advice]:
     changes = [change(result.before.successes, result.after.successes)] if result.before and result.after else []
     return next_steps(
         result.run_dir,
-        status="stopped" if result.report.get("stopped") else "finished",
+        ended="rule" if result.report.get("stopped") else None,
         verdicts=[it.verdict for it in changes],
         suspicious=bool(hints_of(result.run_dir, result.report)),
         steps=result.report["steps"],

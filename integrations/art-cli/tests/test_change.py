@@ -27,6 +27,11 @@ def test_three_solved_tasks_of_three_are_not_yet_better():
     assert change([0] * 6, [1] * 6).verdict == "better"
 
 
+def test_few_graded_tasks_say_nothing():
+    assert change([0.2, 0.3], [0.3, 0.41]).verdict == "can't tell"
+    assert change([0.2] * 10, [0.3] * 9 + [0.31]).verdict == "better"
+
+
 def test_one_task_says_nothing():
     assert change([0.2], [0.9]).verdict == "can't tell" and change([0], [1]).verdict == "can't tell"
 

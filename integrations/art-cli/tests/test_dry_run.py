@@ -26,15 +26,20 @@ def test_equal_rewards_teach_nothing_and_missing_ones_are_named():
     assert "was not scored, so it teaches nothing: no judge" in said(rewards=[None] * 4, unscored=["no judge"])
 
 
+def test_rewards_that_differ_only_outside_the_trained_nodes_teach_nothing():
+    assert "no call of a trained node" in said(has_contrast=False)
+    assert said(rewards=[1.0] * 4).startswith("The group teaches. ")
+
+
 def test_failed_rollouts_are_counted():
     assert "2 of 4 rollouts failed, the first with: KeyError: 'x'" in said(errors=["KeyError: 'x'", "ValueError"])
 
 
 def test_the_whole_run_is_projected():
     text = said()
-    assert "20 steps like this: 640 rollouts, 1,280 model calls, 3 min to 17 min." in text
-    judged = said(account={"cost": 0.01, "requests": 1.0})
-    assert "$1.60 for the judge in 160 requests" in judged
+    assert "20 steps like this: 640 rollouts, 1,280 trained model calls, 3 min to 17 min." in text
+    judged = said(account={"judge/cost": 0.01, "judge/requests": 1.0})
+    assert "$1.60 for the judge, 160 requests to it" in judged
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(42.4, "42 s"), (600, "10 min"), (9000, "2.5 h")])

@@ -6,24 +6,35 @@ from art_cli.next_steps import next_steps
 
 
 def commands(run_dir="runs/it", **found):
-    return [it.command for it in next_steps(Path(run_dir), **{"status": "finished", "verdicts": [], **found})]
+    return [it.command for it in next_steps(Path(run_dir), **{"verdicts": [], **found})]
 
 
 def test_a_run_that_art_train_did_not_start_is_resumed_by_its_own_call():
-    [advice, _] = next_steps(Path("runs/it"), status="crashed", verdicts=[])
-    assert advice.command is None and "repeat the call that started it, with run_dir='runs/it'" in advice.text
+    [advice, _] = next_steps(Path("runs/it"), ended="error", verdicts=[])
+    assert advice.command is None and advice.text.startswith(
+        "Fix the error, then repeat the call that started it, with run_dir='runs/it'"
+    )
 
 
 def test_a_run_without_evaluations_is_measured():
     given = {"given": {"agent": "my app.py:agent", "reward": "ruler"}}
     assert commands(command=given) == ["art eval 'my app.py:agent' HELD_OUT --reward ruler --model runs/it"]
+    given["given"]["eval_tasks"] = "held.jsonl"
+    assert commands(command=given) == ["art eval 'my app.py:agent' held.jsonl --reward ruler --model runs/it"]
     assert commands() == ["art eval AGENT HELD_OUT --reward REWARD --model runs/it"]
 
 
 def test_a_worse_model_is_not_exported():
-    assert commands(verdicts=["better", "worse"]) == ["art compare runs/it", None]
-    assert commands(verdicts=["can't tell", "better"]) == ["art compare runs/it", "art export runs/it"]
+    assert commands(verdicts=["better", "worse"]) == ["art compare runs/it --transcripts 3", None]
+    assert commands(verdicts=["can't tell", "better"]) == ["art compare runs/it --transcripts 3", "art export runs/it"]
 
 
 def test_a_folder_with_a_space_is_quoted():
-    assert commands("my runs/it", verdicts=["better"])[0] == "art compare 'my runs/it'"
+    assert commands("my runs/it", verdicts=["better"])[0] == "art compare 'my runs/it' --transcripts 3"
+
+
+def test_an_evaluation_between_is_named():
+    assert (
+        commands(verdicts=["better"], after="step 20")[0]
+        == "art compare runs/it@before 'runs/it@step 20' --transcripts 3"
+    )

@@ -103,11 +103,13 @@ def _print(comparison: Comparison, transcripts: int) -> None:
 
 
 def _next(comparison: Comparison) -> str:
-    first, *others = (side.name for side in comparison.sides)
+    first = comparison.sides[0].name
     if not comparison.conditions:
         return f'--gate "success >= {first} - 0.02" decides by a bound, --transcripts 3 shows tasks that flipped'
-    if all(verdict.state == "holds" for verdict in comparison.verdicts):
-        return f"art gateway --route {others[-1]}=5% gives it a share of the conversations (docs/gateway.md)"
+    sides = dict.fromkeys(verdict.side for verdict in comparison.verdicts)
+    holding = [side for side in sides if all(it.state == "holds" for it in comparison.verdicts if it.side == side)]
+    if holding:
+        return f"step 6 of docs/howto/own-model.md gives {' or '.join(holding)} a share of the conversations"
     return "--transcripts 3 shows tasks that flipped"
 
 

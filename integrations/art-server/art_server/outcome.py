@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from art_cli.next_steps import Ended
 from art_core.store.run_folder import is_claimed
 from art_server import responses
 from art_server.plain import plain, readable
@@ -114,10 +114,13 @@ def final_reward(view: StoreView) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def seconds(view: StoreView) -> float:
-    """Return the duration of all steps."""
-    values = (metrics.get("seconds") for _, _, metrics in view.steps(after=-1, limit=ALL_STEPS))
-    return sum(value for value in values if isinstance(value, int | float) and math.isfinite(value))
+def ended_early(status: str | None, reason: str | None) -> Ended | None:
+    """Return how a run ended before its last step; None if it didn't."""
+    if status not in ("stopped", "crashed"):
+        return None
+    if reason in (INTERRUPTED, KILLED, NOT_RECORDED):
+        return "interrupted"
+    return "rule" if status == "stopped" else "error"
 
 
 def without_ids(evaluation: Any) -> Any:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_server import conversations, decision, reading, responses
+from art_server import conversations, decision, paired, reading, responses
 from art_server.plain import readable
 from art_server.search import Indexes
 from art_server.store_view import Order, Outcome, RolloutFilter
@@ -65,7 +65,7 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
     @router.get("/{run}/compare/{other}", responses=REFUSED)
     def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.RunsComparison:
         """Compare another run with this one, on the held-out tasks that both were last evaluated on."""
-        return decision.between(folder, folder_of(other))
+        return paired.between(folder, folder_of(other))
 
     @router.get("/{run}", responses=REFUSED)
     def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Run:
@@ -119,7 +119,7 @@ def _add_lists(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
         folder: Run, limit: Limit = 200, offset: Offset = 0
     ) -> responses.Page[responses.ChangedTask]:
         """List the held-out tasks whose result changed, the greatest losses first."""
-        return decision.changed_tasks(folder, limit=limit, offset=offset)
+        return paired.changed_tasks(folder, limit=limit, offset=offset)
 
 
 def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> None:

@@ -15,10 +15,10 @@ from art_core.store.run_folder import CHECKPOINT, checkpoints
 from art_server import outcome, responses
 from art_server.plain import numbers, plain, readable
 from art_server.search import Indexes
-from art_server.store_view import Order, RolloutFilter, RolloutRow, StoreView, read_snapshot
+from art_server.store_view import LOST, Order, RolloutFilter, RolloutRow, StoreView, read_snapshot
 
-LOST = ("RolloutLost", "CancelledError")
-"""Prefixes of the errors of lost attempts, which were repeated and aren't the agent's failures."""
+JUDGE_TOTALS = ("requests", "input_tokens", "output_tokens", "cost")
+"""Totals of ``Ruler.account``, there named ``judge/...``."""
 MANIFEST = "learner.json"
 STORE = "run.sqlite"
 
@@ -74,12 +74,11 @@ def trajectories(
     search: str | None = None, indexes: Indexes | None = None,
 ) -> responses.Page[responses.TrajectorySummary]:  # fmt: skip
     """Return a page of rollouts; with ``search``, those whose texts have its words."""
+    if search and indexes:
+        selected = replace(selected, found=tuple(indexes.of(folder / STORE).find(search)))
 
     def read(view: StoreView) -> responses.Page[responses.TrajectorySummary]:
-        chosen = selected
-        if search and indexes:
-            chosen = replace(selected, found=tuple(indexes.of(folder / STORE).find(view, search)))
-        total, page = view.rollouts(chosen, limit=limit, offset=offset, order=order)
+        total, page = view.rollouts(selected, limit=limit, offset=offset, order=order)
         evaluations = outcome.evaluations_of(view.meta("evaluations"))
         items = [
             responses.TrajectorySummary(
@@ -207,8 +206,8 @@ def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
         "status": status,
         "reason": reason,
         "final_reward": number(outcome.final_reward(view)),
-        "seconds": number_or_none(written.get("seconds")) if written.get("steps") == last else outcome.seconds(view),
-        "judge_cost": number_or_none(mapping(written.get("account")).get("cost")),
+        "seconds": number_or_none(written.get("seconds")) if written.get("steps") == last else None,
+        "judge_cost": judge(mapping(written.get("account"))).get("cost"),
         "pairs": pairs,
         "before": first.before,
         "after": first.after if first.after and first.after.get("name") == "after" else None,
@@ -290,7 +289,16 @@ def _text(value: Any) -> str | None:
 
 def number_or_none(value: Any) -> float | None:
     """Return a finite number, or None for anything else."""
-    return number(value) if isinstance(value, int | float) else None
+    try:
+        return number(float(value)) if isinstance(value, int | float) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
+
+
+def judge(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return a judge's totals, without the prefix that its metrics have."""
+    named = {name: number_or_none(metrics.get(f"judge/{name}")) for name in JUDGE_TOTALS}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class RunSummary(BaseModel):
     status: RunStatus | None = Field(None, description="Null if the folder doesn't record how the run ended.")
     reason: str | None = Field(None, description="Why it stopped or crashed.")
     final_reward: float | None = Field(None, description="Mean training reward of the last 4 steps.")
-    seconds: float | None = Field(None, description="Of all steps.")
+    seconds: float | None = Field(None, description="Of all steps, once the run's report is written.")
     judge_cost: float | None = Field(None, description="In US dollars, once the run's report is written.")
     pairs: list[EvaluationPair] = Field([], description="Evaluations before and after, by temperature.")
     before: Json = Field(None, description="`before` of the first pair.")
@@ -109,6 +109,7 @@ class Change(BaseModel):
     before: float
     after: float
     tasks: int
+    unscored: int = Field(description="Further tasks of both, left out because a rollout couldn't be scored.")
     lost: int = Field(description="Tasks with a lower result than before.")
     won: int = Field(description="Tasks with a higher result than before.")
 
@@ -135,7 +136,10 @@ class RunsComparison(BaseModel):
     """The newest evaluations of two runs on the tasks that both have: the second compared with the first."""
 
     changes: list[Change] = Field(description="By temperature; empty if they share no task at the same temperature.")
-    tasks: list[ChangedTask] = Field(description="At the first of these temperatures, the greatest losses first.")
+    evaluations: list[str] = Field(description="Names and steps of the two evaluations, at the first temperature.")
+    rewards: list[str] = Field(description="The names of their rewards, if they differ.")
+    changed: int = Field(description="Tasks with another result, at the first temperature.")
+    tasks: list[ChangedTask] = Field(description="The first 200 of them, the greatest losses first.")
 
 
 class FailingTask(BaseModel):
@@ -145,7 +149,7 @@ class FailingTask(BaseModel):
     task: Json
     before: str | None = Field(description="The id of its rollout before training.")
     after: str
-    value: float = Field(description="Its success, or its reward if successes aren't counted.")
+    value: float | None = Field(description="Its success, or its reward if successes aren't counted; null: not scored.")
     lost: bool = Field(description="Whether it was better before training.")
 
 

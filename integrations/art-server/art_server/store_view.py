@@ -22,7 +22,9 @@ from art_core.types import Call
 
 Result = TypeVar("Result")
 
-AGENT_CALLS = 2_000
+LOST = ("RolloutLost", "CancelledError")
+"""Prefixes of the errors of lost attempts, which were repeated and aren't the agent's failures."""
+AGENT_CALLS = 200
 """Calls that are looked through for agents' names."""
 ATTEMPTS = 5
 """Attempts to read a file that nobody else had open at first and that another process started to write meanwhile."""
@@ -317,7 +319,7 @@ def _opened(path: Path, *, unused: bool) -> Iterator[sqlite3.Connection]:
 def _outcome(finished: float | None, error: str | None, reward: float | None, metrics: bytes | None) -> Outcome | None:
     """Return how a rollout ended, None for one that hasn't: by ``metrics["success"]``, or by its reward without that metric."""
     if error or not finished:
-        return "error" if error else None
+        return "error" if error and not error.startswith(LOST) else None
     if reward is None:
         return "unscored"
     return "success" if object_from_json(metrics).get("success", reward) >= 1 else "failure"

@@ -5,6 +5,7 @@ from kinds_of_runs import KINDS, TASKS, run_of
 
 from art_core.store import Store
 from art_server.decision import decision
+from art_server.paired import between
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_failures_are_grouped_and_tasks_that_were_lost_come_first(runs):
     reasons = {it.reason: it.rollouts for it in failing.reasons}
     assert reasons == {
         "wrong name": 6,
-        "wrong date": 5,
+        "wrong date": 4,
         "a model call was cut off at its token limit": 2,
         "ValueError: no inbox": 1,
         "called is 0": 1,
@@ -79,7 +80,9 @@ def test_the_cost_is_that_of_training_and_of_the_judge(runs, tmp_path):
     assert (cost.seconds, cost.rollouts, cost.calls, cost.sampled_tokens) == (540.0, 36, 36, 432) and cost.judge == {}
     run_of(tmp_path, "improved")
     with Store(tmp_path / "run.sqlite") as store:
-        store.add_step(10, {"requests": 12.0, "cost": 0.25, "unpriced": 0.0, "input_tokens": 9.0, "output_tokens": 3.0})
+        store.add_step(
+            10, {"judge/requests": 12.0, "judge/cost": 0.25, "judge/input_tokens": 9.0, "judge/output_tokens": 3.0}
+        )
     assert decision("run", tmp_path).cost.judge == {"requests": 12, "cost": 0.25, "input_tokens": 9, "output_tokens": 3}
 
 
@@ -99,7 +102,7 @@ def test_numerical_problems_are_named(runs, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "commands"),
     [
-        ("improved", ["art compare {run}", "art export {run}"]),
+        ("improved", ["art compare {run} --transcripts 3", "art export {run}"]),
         ("flat", ["art train --resume {run} --steps 18"]),
         ("stopped", ["art train --resume {run}"]),
         (
@@ -111,6 +114,65 @@ def test_numerical_problems_are_named(runs, tmp_path):
 )
 def test_the_next_commands_fit_the_run(runs, kind, commands):
     assert [it.command for it in of(runs, kind).next] == [each.format(run=runs[kind]) for each in commands]
+
+
+def test_an_interrupted_run_has_nothing_to_fix(tmp_path):
+    run_of(tmp_path, "stopped")
+    with Store(tmp_path / "run.sqlite") as store:
+        store.set_meta("ended", "CancelledError")
+    [first, *_] = decision("run", tmp_path).next
+    assert first.text == "Resume it: it continues after its last step."
+
+
+def test_a_dry_run_and_a_recording_are_not_sent_to_an_evaluation(tmp_path):
+    for name, meta in (("dry", {"dry_run": True, "reward": "right", "learner": "TorchLearner"}), ("recorded", {})):
+        with Store(tmp_path / name / "run.sqlite") as store:
+            for key, value in {"ended": "", **meta}.items():
+                store.set_meta(key, value)
+            store.add_rollout("one", task="t", split="train")
+    assert [it.command for it in decision("dry", tmp_path / "dry").next] == [None]
+    assert decision("recorded", tmp_path / "recorded").next == []
+
+
+def test_what_could_not_be_scored_is_left_out(tmp_path):
+    run_of(tmp_path, "improved")
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_scores([f"after-{task}" for task in range(30)], [None] * 30, metrics=[{}] * 30)
+    it = decision("run", tmp_path)
+    assert [(change.tasks, change.unscored, change.verdict) for change in it.changes] == [(10, 30, "can't tell")]
+    assert {reason.reason: reason.rollouts for reason in it.failing.reasons}["not scored"] == 30
+
+
+def test_a_metric_that_is_usually_0_is_no_reason(tmp_path):
+    run_of(tmp_path, "improved")
+    with Store(tmp_path / "run.sqlite") as store:
+        ids = [f"after-{task}" for task in range(TASKS)]
+        metrics = [{"success": float(task < 30), "illegal": float(task % 2)} for task in range(TASKS)]
+        store.add_scores(ids, [it["success"] for it in metrics], metrics=metrics)
+    assert not any("illegal" in reason.reason for reason in decision("run", tmp_path).failing.reasons)
+
+
+@pytest.mark.parametrize("note", [7, None, ["x"]])
+def test_strange_notes_and_commands_are_shown_as_texts(tmp_path, note):
+    run_of(tmp_path, "crashed")
+    with Store(tmp_path / "run.sqlite") as store:
+        store.set_meta("command", {"given": [1]})
+        store.add_scores(["before-20", "before-21"], [0.0, 0.0], notes=[{"check": note}] * 2)
+        store.add_step(6, {"seconds": 10**400})
+    assert decision("run", tmp_path).failing.measured == TASKS
+
+
+def test_two_runs_are_compared_by_the_same_measure(tmp_path):
+    first, second = run_of(tmp_path / "flat", "flat"), run_of(tmp_path / "improved", "improved")
+    it = between(first, second)
+    assert [change.verdict for change in it.changes] == ["better"] and it.rewards == [] and it.changed == 21
+    assert it.evaluations == ["after, step 9", "after, step 9"]
+    with Store(first / "run.sqlite") as store:
+        store.set_meta("reward", "graded")
+        for name in ("before", "after"):
+            store.add_scores([f"{name}-{task}" for task in range(TASKS)], [1.0] * TASKS)
+    it = between(first, second)
+    assert it.changes == [] and it.rewards == ["graded", "right"]
 
 
 def test_a_run_without_anything_has_nothing_to_decide(tmp_path):

@@ -1,13 +1,15 @@
 """Rollouts are found by their texts and their results, and the run folder stays as it was."""
 
+import sqlite3
+
 import pytest
 from kinds_of_runs import TASKS, run_of
 from recorded_runs import call, record
 from test_reading import asked, store_in
 
 from art_core.store import Store
+from art_server import search
 from art_server.search import Index, Indexes
-from art_server.store_view import read_snapshot
 
 
 async def found(folder, **wanted):
@@ -57,6 +59,8 @@ def folder(tmp_path):
         ("mailbox", ["failed"]),
         ("brief", []),
         ("role content", []),
+        ("assistant", []),
+        ("ada\0paid", ["whole"]),
         ('"', []),
         ("NOT", []),
         ("-*", []),
@@ -67,16 +71,15 @@ async def test_words_are_found_in_tasks_messages_errors_and_notes(folder, search
 
 
 async def test_a_rollout_is_found_once_it_has_finished(folder):
-    index = Index()
-    look = lambda: read_snapshot(folder / "run.sqlite", lambda view: index.find(view, "open"))  # noqa: E731
-    assert look() == []
+    index = Index(folder / "run.sqlite")
+    assert index.find("open") == []
     with Store(folder / "run.sqlite") as store:
         store.finish_rollout("open", output="x")
         store.add_rollout("later", task="another open case", step=2, split="train")
-    assert look() == [4]
+    assert index.find("open") == [4]
     with Store(folder / "run.sqlite") as store:
         store.finish_rollout("later", output="x")
-    assert look() == [4, 5]
+    assert index.find("open") == [4, 5]
 
 
 async def test_a_search_goes_with_the_other_filters(folder):
@@ -113,14 +116,43 @@ async def test_a_search_leaves_the_folder_as_it_was(folder):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_file_that_replaced_another_has_an_index_of_its_own(tmp_path):
-    indexes, store = Indexes(), tmp_path / "run.sqlite"
-    record(tmp_path)
-    first = indexes.of(store)
-    assert indexes.of(store) is first
-    record(tmp_path / "new")
-    (tmp_path / "new" / "run.sqlite").replace(store)
-    assert indexes.of(store) is not first
+async def test_a_note_that_is_stored_later_is_found(folder):
+    index = Index(folder / "run.sqlite")
+    assert index.find("espresso") == [1] and index.find("mistaken") == []
+    with Store(folder / "run.sqlite") as store:
+        store.add_scores(["whole"], [0.1], notes=[{"why": "mistaken after all"}])
+    assert index.find("espresso mistaken") == [1]
+
+
+def test_a_new_run_in_the_same_folder_is_indexed_anew(folder):
+    index = Index(folder / "run.sqlite")
+    assert index.find("invoice") == [1, 2, 3]
+    for file in folder.iterdir():
+        file.unlink()
+    record(folder)
+    assert index.find("invoice") == [] and len(index.find("question")) == 24
+
+
+def test_many_rollouts_are_read_in_several_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "AT_ONCE", 5)
+    monkeypatch.setattr(search, "NEW", search.NEW.replace(str(2_000), "5"))
+    assert len(Index(record(tmp_path) / "run.sqlite").find("question")) == 24
+
+
+def test_a_row_that_cannot_be_decoded_is_passed_over(folder):
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        db.execute("UPDATE rollouts SET task = ? WHERE rollout_id = 'failed'", (b"{",))
+    index = Index(folder / "run.sqlite")
+    assert index.find("invoice") == [1, 3] and index.find("mailbox") == [2]
+
+
+def test_only_the_indexes_of_the_last_runs_are_kept(tmp_path):
+    indexes = Indexes()
+    first = indexes.of(tmp_path / "0")
+    assert indexes.of(tmp_path / "0") is first
+    for number in range(1, 9):
+        indexes.of(tmp_path / str(number))
+    assert indexes.of(tmp_path / "0") is not first
 
 
 async def test_tasks_that_changed_are_listed_the_lost_ones_first(tmp_path):

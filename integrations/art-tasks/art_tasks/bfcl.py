@@ -133,7 +133,8 @@ def reward(trajectory: Trajectory) -> float:
     [expected] = task["answer"][0]
     name, arguments = calls[0] if called else ("", {})
     named = called and name == _callable(expected)
-    fault = _fault(task, {name: arguments}, task["answer"][0]) if named else "wrong function" if called else "no call"
+    unnamed = "wrong function" if called else "several calls" if calls else "no call"
+    fault = _fault(task, {name: arguments}, task["answer"][0]) if named else unnamed
     success = not fault
     trajectory.metrics.update(success=float(success), called=float(called), named=float(named))
     if fault:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -79,34 +79,43 @@ class Candidate:
         }
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The models that were planned, and why others can't be."""
+
+    planned: Sequence[Candidate]
+    refused: Mapping[str, str]
+    """Name -> reason."""
+
+
 def candidates(
-    setup: Setup,
+    settings: Mapping[str, Any],
     workload: Workload,
     *,
+    context: int | None = None,
     licence: str | None = None,
     dollars_per_hour: float | None = None,
     steps: int = 20,
-) -> list[Candidate]:
-    """Plan every candidate as ``setup``, whose shape is replaced. ``licence``: a part of the licence's name, in any case.
+) -> Candidates:
+    """Plan every candidate. ``settings``: the fields of ``Setup`` besides shape and context.
 
-    Raises ConfigError if no candidate has such a licence.
+    ``context``: default: up to ``Setup.context``. ``licence``: a part of the licence's name, in any case. Raises ConfigError if
+    no candidate has such a licence.
     """
     chosen = {name: its for name, its in CANDIDATES.items() if licence is None or licence.lower() in its.lower()}
     if not chosen:
-        raise ConfigError(
-            f"no candidate has the licence {licence!r}; they have {', '.join(sorted(set(CANDIDATES.values())))}"
-        )
-    planned = [(its, plan(own)) for name, its in chosen.items() if (own := _with_shape(setup, name)) is not None]
-    return [Candidate(its, each, cost(each, workload, dollars_per_hour), steps) for its, each in planned]
-
-
-def _with_shape(setup: Setup, name: str) -> Setup | None:
-    """Return None for a model that this setup can't have, such as one whose heads the GPUs can't split."""
-    shape = find_shape(name)
-    try:
-        return replace(setup, shape=shape, context=min(setup.context, shape.positions))
-    except ConfigError:
-        return None
+        names = ", ".join(sorted(set(CANDIDATES.values())))
+        raise ConfigError(f"no candidate has the licence {licence!r}; they have {names}")
+    planned, refused = [], {}
+    for name, its in chosen.items():
+        shape = find_shape(name)
+        try:
+            own = plan(Setup(shape=shape, context=context or min(Setup.context, shape.positions), **settings))
+        except ConfigError as error:
+            refused[name] = str(error)
+        else:
+            planned.append(Candidate(its, own, cost(own, workload, dollars_per_hour), steps))
+    return Candidates(planned, refused)
 
 
 def lines(found: Iterable[Candidate]) -> Iterator[str]:
@@ -121,21 +130,29 @@ def lines(found: Iterable[Candidate]) -> Iterator[str]:
         yield f"{it.name:40}{it.licence:22}{size:20}{weights:9}{it.planned.sequences:>8}{time:>8}{dollars:>9}"
 
 
-def print_candidates(found: Sequence[Candidate], budget: float | None, *, as_json: bool) -> bool:
-    """Print the models that fit GPU and budget, largest first, and name the others. Return whether there is one."""
-    fitting = sorted((it for it in found if it.within(budget)), key=lambda it: -it.planned.setup.shape.parameters)
+def print_candidates(found: Candidates, setting: str, budget: float | None, *, as_json: bool) -> bool:
+    """Print the models that fit GPU and budget, largest first, and name the others. Return whether there is one.
+
+    ``setting``: what they are planned for.
+    """
+    fitting = sorted(
+        (it for it in found.planned if it.within(budget)), key=lambda it: -it.planned.setup.shape.parameters
+    )
     if as_json:
-        typer.echo(json.dumps([it.as_json(budget) for it in found]))
+        typer.echo(json.dumps([it.as_json(budget) for it in found.planned]))
         return bool(fitting)
-    setup, work = found[0].planned.setup, found[0].step.workload
-    typer.echo(f"{setup.gpus} x {setup.gpu.name}, {found[0].steps} steps of {work.runs:.0f} rollouts ({work.source})")
+    typer.echo(setting)
     if fitting:
         typer.echo("\n".join(lines(fitting)))
         typer.echo(f"estimates: {ASSUMED}")
-    if large := [it.name for it in found if not it.planned.fits]:
-        typer.echo(f"too large, with {setup.context:,} tokens of context: {', '.join(large)}")
-    if dear := [it.name for it in found if it.planned.fits and not it.within(budget)]:
+    if large := [it.name for it in found.planned if not it.planned.fits]:
+        typer.echo(f"too large: {', '.join(large)}")
+    if dear := [it.name for it in found.planned if it.planned.fits and not it.within(budget)]:
         typer.echo(f"over the budget of ${budget:g}: {', '.join(dear)}")
+    for name, reason in found.refused.items():
+        typer.echo(f"not {name}: {reason}")
     if fitting:
-        typer.echo(f"next: art plan --model {fitting[0].name} --gpu '{setup.gpu.name}' shows its memory and settings")
+        typer.echo(
+            "next: the same command with --model NAME, without --budget and --licence, shows its memory and settings"
+        )
     return bool(fitting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -67,20 +67,22 @@ def plan(
             help="Instead of --gpu: what a service such as Tinker bills for a million tokens of each kind.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the whole run.")] = 20,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of the whole run, for prices; ignored with --model and --gpu.")
+    ] = 20,
     budget: Annotated[
         float | None, typer.Option(min=0, help="Without --model: most dollars for all steps; needs --dollars-per-hour.")
     ] = None,
     licence: Annotated[
         str | None, typer.Option(help="Without --model: a part of the licence's name, such as apache.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON: an object, or without --model a list.")] = False,
 ) -> None:
     """Show which models a GPU can train, what one needs in memory, and the settings for it. Needs no weights, GPU or network.
 
     Exits with 0 if the plan fits, 1 if it doesn't.
     """
-    from art_vllm.candidates import CANDIDATES, candidates, print_candidates
+    from art_vllm.candidates import candidates, print_candidates
     from art_vllm.cost import cost
     from art_vllm.gpus import find_gpu
     from art_vllm.known_shapes import find_shape
@@ -100,19 +102,21 @@ def plan(
         priced = price(workload, dollars_per_million or "", steps)
         typer.echo(json.dumps(priced.as_json()) if json_ else priced.report(model or ""))
         return
-    shape = find_shape(next(iter(CANDIDATES)) if model is None else model)
-    setup = Setup(
-        shape=shape, gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
-        load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit,
-        context=context or min(Setup.context, shape.positions),
-        group_size=group_size, tasks_per_step=tasks_per_step, staleness=staleness, tree=workload.largest,
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "gpu": find_gpu(gpu), "gpus": gpus, "lora_rank": 0 if full else lora_rank, "load_in_4bit": load_in_4bit,
+        "learner": learner, "engine": engine, "serve_in_8bit": serve_in_8bit, "group_size": group_size,
+        "tasks_per_step": tasks_per_step, "staleness": staleness, "tree": workload.largest,
+    }  # fmt: skip
     if model is None:
-        found = candidates(setup, workload, licence=licence, dollars_per_hour=dollars_per_hour, steps=steps)
-        if not print_candidates(found, budget, as_json=json_):
+        choice = {"licence": licence, "dollars_per_hour": dollars_per_hour, "steps": steps}
+        found = candidates(settings, workload, context=context, **choice)
+        machine = f"{gpus} x {settings['gpu'].name}" if gpus > 1 else settings["gpu"].name
+        setting = f"{machine}, {steps} steps of {rollouts} rollouts ({workload.source})"
+        if not print_candidates(found, setting, budget, as_json=json_):
             raise typer.Exit(1)
         return
-    planned = make_plan(setup)
+    shape = find_shape(model)
+    planned = make_plan(Setup(shape=shape, context=context or min(Setup.context, shape.positions), **settings))
     step = cost(planned, workload, dollars_per_hour)
     if json_:
         typer.echo(json.dumps(as_json(planned, step)))

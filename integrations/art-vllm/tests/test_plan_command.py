@@ -151,9 +151,21 @@ def test_models_are_compared_by_size_time_and_price():
     ]
     sizes = [float(re.search(r" ([0-9.]+)B", row)[1]) for row in rows]
     assert sizes == sorted(sizes, reverse=True) and len(rows) >= 8
-    assert "too large, with 8,192 tokens of context: " in said and "meta-llama/Llama-3.3-70B-Instruct" in said
-    best = re.search(r"next: art (plan --model \S+ --gpu 'H100')", said)[1]
-    assert "\nfits, " in run(*shlex.split(best)[1:])
+    assert "too large: " in said and "meta-llama/Llama-3.3-70B-Instruct" in said
+    best = next(row.split()[0] for row in rows)
+    assert "\nfits, " in run("--gpu", "H100", "--model", best)
+
+
+def test_a_model_that_a_setting_excludes_is_named_with_the_reason():
+    said = run("--gpu", "H200", "--context", "50000")
+    assert "not Qwen/Qwen3-0.6B: context=50000 exceeds the 40960 positions" in said
+    assert "Qwen/Qwen3-4B-Instruct-2507" in said.split("not ")[0]
+    nothing = run("--gpu", "H200", "--context", "500000", code=1)
+    assert "next:" not in nothing and "not meta-llama/Llama-3.3-70B-Instruct" in nothing
+
+
+def test_several_gpus_serve_larger_models():
+    assert "meta-llama/Llama-3.3-70B-Instruct  " in run("--gpu", "H100", "--gpus", "4")
 
 
 def test_candidates_are_chosen_by_budget_and_licence():
@@ -257,5 +269,5 @@ def test_what_the_help_and_the_pages_advertise_fits():
     assert len(complete) >= 6
     for command in complete:
         priced, chosen = "--dollars-per-million" in command, "--model" in command
-        answer = " steps cost $" if priced else "\nfits, " if chosen else "next: art plan --model"
+        answer = " steps cost $" if priced else "\nfits, " if chosen else "next: the same command with --model NAME"
         assert answer in run(*shlex.split(command)[1:]), command

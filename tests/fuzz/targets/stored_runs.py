@@ -17,7 +17,7 @@ from art_core.learner.checkpoint import read_manifest, read_state
 from art_core.store import Store
 from art_core.store.digest import call_digest, chain_digest
 from art_core.types import Call, Trajectory
-from art_server.search import Index
+from art_server.decision import decision_of
 from art_server.store_view import RolloutFilter, StoreView, read_snapshot
 from fuzz.choices import ODD, Choices, changed, written
 
@@ -220,7 +220,7 @@ QUESTIONS: tuple[Callable[[StoreView], Any], ...] = (
     lambda view: view.tasks(split=None, **PAGE),
     lambda view: view.rollouts(RolloutFilter(outcome="success", at_least=0, agent="a"), **PAGE, order="lowest"),
     lambda view: (view.agents(), view.rollouts_by_id(ROLLOUTS), view.cut_off(ROLLOUTS)),
-    lambda view: Index().find(view, "text"),
+    lambda view: decision_of("run", Path("nowhere"), view),
     *(lambda view, name=name: (view.rollout(name), view.scores(name), view.call_rewards([name])) for name in ROLLOUTS),
     *(lambda view, name=name: view.calls(name) for name in ROLLOUTS),
 )

@@ -1,7 +1,7 @@
 // The first screen of a run: whether held-out tasks are solved better, what still fails, what it cost, what to do next.
 
 import { get, runPath } from "./api.js";
-import { fill, h } from "./dom.js";
+import { fill, h, inUse } from "./dom.js";
 import { duration, num, percent, plural, signed, taskText, truncate } from "./format.js";
 import { evaluationResult, temperatureName } from "./outcome.js";
 
@@ -14,13 +14,18 @@ export class Decision {
     this.health = h("summary");
   }
 
-  // Asks again only if something was measured or learned since.
+  // Asks again only if something was measured or learned since, and doesn't redraw what is being read.
   async update(run) {
     const key = JSON.stringify([run.last_step, run.evaluations, run.status]);
-    if (key === this.key) return;
-    const decision = await get(runPath(run.name, "/decision"), {}, this.context.signal);
-    this.key = key;
-    this.draw(run, decision);
+    if (key === this.key || inUse(this.node)) return;
+    try {
+      const decision = await get(runPath(run.name, "/decision"), {}, this.context.signal);
+      this.key = key;
+      this.draw(run, decision);
+    } catch (error) {
+      if (error.name === "AbortError" || !(error.status >= 0)) throw error;
+      fill(this.node, h("p", { class: "soft" }, error.message));
+    }
   }
 
   draw(run, decision) {
@@ -44,13 +49,20 @@ export class Decision {
   }
 
   failing(failing) {
-    if (!failing) return h("p", { class: "soft" }, "No held-out tasks were evaluated. Pass eval_tasks=.");
+    if (!failing) return h("p", { class: "soft" }, "No held-out tasks were evaluated.");
     const { link, run } = this.context;
     const open = (id, text) => h("a", { href: link(run, "rollout", id) }, text);
     const tasks = failing.tasks.slice(0, TASKS_SHOWN);
-    const kind = failing.counts_successes ? "are not solved" : "ended with an error";
+    const kind = failing.counts_successes ? "are not solved" : "failed",
+      none = failing.counts_successes ? "All are solved" : "None failed";
     return [
-      h("p", {}, `${failing.failed} of ${plural(failing.measured, "held-out task")} ${kind}`),
+      h(
+        "p",
+        {},
+        failing.failed
+          ? `${failing.failed} of ${plural(failing.measured, "held-out task")} ${kind}`
+          : `${none}, of ${plural(failing.measured, "held-out task")}`,
+      ),
       h(
         "ul",
         { class: "reasons" },
@@ -113,7 +125,8 @@ export function changeText(change) {
     at = (value) => signed(scale * value, 3);
   const interval = change.low === null ? "" : ` (95 %: ${at(change.low)} to ${at(change.high)})`,
     tasks = `${plural(change.tasks, "task")}: ${change.won} better, ${change.lost} worse`;
-  return `${at(change.value)}${unit}${interval} on the same ${tasks}`;
+  const unscored = change.unscored ? `; ${change.unscored} more could not be scored` : "";
+  return `${at(change.value)}${unit}${interval} on the same ${tasks}${unscored}`;
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
@@ -135,8 +148,4 @@ const advice = ({ text, command }) =>
   h("div", { class: "advice" }, h("p", {}, text), command && h("code", {}, command));
 
 const pending = (run) =>
-  h(
-    "p",
-    { class: "soft" },
-    run.open ? "Training. Nothing to do yet." : "Compare it with another run: art compare A B.",
-  );
+  h("p", { class: "soft" }, run.open ? "Running. Nothing to do yet." : "Compare it with another run: art compare A B.");

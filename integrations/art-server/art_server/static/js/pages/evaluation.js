@@ -18,7 +18,7 @@ export async function evaluation(context) {
     fill(tiles, resultTiles(run));
   };
   draw(context.info);
-  await decision.update(context.info);
+  decision.update(context.info);
   tasks.node.classList.add("stacked");
   return {
     node: h("section", {}, h("div", { class: "head" }, title), tiles, decision.node, tasks.node),

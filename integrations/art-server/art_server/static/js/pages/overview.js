@@ -377,6 +377,6 @@ function storedSet(key) {
 export async function overview(context) {
   if (context.info.kind === "evaluation") return evaluation(context);
   const page = new Overview(context, await stepsAfter(context.run, -1, context.signal));
-  await page.decision.update(context.info);
+  page.decision.update(context.info);
   return { node: page.node, update: (run) => page.update(run), ready: () => page.draw() };
 }

@@ -49,9 +49,11 @@ export async function rollouts(context) {
     });
     await load();
   };
+  let newest = 0;
   const load = async (inBackground = false) => {
+    const request = ++newest;
     const page = await get(runPath(context.run, "/trajectories"), { ...filters, limit: LIMIT }, context.signal);
-    if (inBackground && inUse(rows)) return;
+    if (request !== newest || (inBackground && inUse(rows))) return; // a later request has other filters
     fill(summary, plural(page.total, "trajectory", "trajectories"));
     fill(
       rows,
@@ -120,7 +122,7 @@ export async function rollouts(context) {
     "div",
     { class: "row" },
     chips,
-    searchBox(filters.search, (search) => change({ search, offset: 0 })),
+    searchBox(filters.search, (search) => change({ search, offset: 0 }), context),
     choice("outcome", "Outcome", OUTCOMES),
     number("at_least", "Reward from", { step: "any", placeholder: "any" }),
     number("at_most", "to", { step: "any", placeholder: "any" }),
@@ -149,8 +151,9 @@ export async function rollouts(context) {
   };
 }
 
-function searchBox(search, onSearch) {
+function searchBox(search, onSearch, context) {
   let timer = 0;
+  context.onStop(() => clearTimeout(timer));
   const start = () => {
     clearTimeout(timer);
     timer = setTimeout(() => onSearch(input.value.trim()), TYPING_PAUSE);

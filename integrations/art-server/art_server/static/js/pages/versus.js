@@ -3,13 +3,21 @@
 import { get, runPath } from "../api.js";
 import { changeText } from "../decision.js";
 import { emptyCard, h } from "../dom.js";
-import { num, percent, signed, taskText, truncate } from "../format.js";
+import { num, percent, plural, signed, taskText, truncate } from "../format.js";
 import { temperatureName } from "../outcome.js";
 
 export async function versus(context) {
   const other = context.argument,
-    { changes, tasks } = await get(runPath(context.run, `/compare/${encodeURIComponent(other)}`), {}, context.signal);
-  const title = h("h1", {}, `${other} compared with ${context.run}`);
+    comparison = await get(runPath(context.run, `/compare/${encodeURIComponent(other)}`), {}, context.signal),
+    { changes, evaluations, rewards, tasks } = comparison;
+  const [first, second] = evaluations;
+  const title = h(
+    "div",
+    {},
+    h("h1", {}, `${other} compared with ${context.run}`),
+    changes.length ? h("p", { class: "soft" }, `${second} of ${other}; ${first} of ${context.run}`) : null,
+    rewards.length ? h("p", { class: "soft" }, `Scored by different rewards: ${rewards.join(", ")}`) : null,
+  );
   if (!changes.length)
     return {
       node: h(
@@ -18,7 +26,7 @@ export async function versus(context) {
         title,
         emptyCard(
           "Nothing to compare",
-          "These runs were not evaluated on the same tasks at the same temperature. Measure both with art eval.",
+          "These runs were not evaluated on the same tasks, at the same temperature, by comparable rewards. Measure both with art eval.",
         ),
       ),
     };
@@ -43,7 +51,10 @@ export async function versus(context) {
         ? h(
             "div",
             { class: "card scroll" },
-            h("h2", {}, "Tasks with another result"),
+            h("h2", {}, `${plural(comparison.changed, "task")} with another result`),
+            comparison.changed > tasks.length
+              ? h("p", { class: "soft" }, `The first ${tasks.length} are shown.`)
+              : null,
             h(
               "table",
               { class: "stack" },

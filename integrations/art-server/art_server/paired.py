@@ -1,0 +1,160 @@
+"""Two evaluations of the same tasks compared: before and after training, or of two runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from art_cli.change import change
+from art_server import outcome, reading, responses
+from art_server.plain import plain, readable
+from art_server.store_view import RolloutRow, StoreView, read_snapshot
+
+CHANGED_SHOWN = 200
+
+Key = tuple[str, int]
+"""A task's id, and how many rollouts of the same task came before."""
+Rollouts = Mapping[Key, RolloutRow]
+"""An evaluation's rollouts."""
+Evaluation = Mapping[str, Any]
+"""As the store's metadata hold it."""
+
+
+def evaluations_of(view: StoreView) -> list[Evaluation]:
+    """Return the recorded evaluations, in order."""
+    return [each for each in reading.list_of(view.meta("evaluations")) if isinstance(each, dict)]
+
+
+def by_task(view: StoreView, evaluation: Evaluation) -> Rollouts:
+    """Return an evaluation's rollouts by task, in its order."""
+    ids = [each for each in reading.list_of(evaluation.get("rollout_ids")) if isinstance(each, str)]
+    rollouts, seen = view.rollouts_by_id(ids), Counter[str]()
+    found: dict[Key, RolloutRow] = {}
+    for rollout in (rollouts[each] for each in ids if each in rollouts):
+        task = rollout.stored.task_id or rollout.stored.rollout_id
+        found[task, seen[task]] = rollout
+        seen[task] += 1
+    return found
+
+
+def counts_successes(rollouts: Iterable[RolloutRow]) -> bool | None:
+    """Return whether a reward set ``metrics["success"]`` (None) or all rewards are 0 or 1, as ``art_core.Report`` counts."""
+    stored = [rollout.stored for rollout in rollouts]
+    if any("success" in each.metrics for each in stored):
+        return None
+    return {each.reward for each in stored if each.reward is not None} <= {0.0, 1.0}
+
+
+def values_of(rollouts: Rollouts) -> tuple[dict[Key, float], bool]:
+    """Return what is compared of each rollout, its success or its reward, and whether successes are counted.
+
+    A rollout that couldn't be scored, though the agent didn't fail, is left out: it says nothing about the policy.
+    """
+    counted = counts_successes(rollouts.values())
+    scored = {
+        key: rollout.stored
+        for key, rollout in rollouts.items()
+        if rollout.stored.reward is not None or rollout.stored.error
+    }
+    if counted is None:
+        return {key: reading.number_or_none(each.metrics.get("success")) or 0.0 for key, each in scored.items()}, True
+    return {key: reading.number_or_none(each.reward) or 0.0 for key, each in scored.items()}, counted
+
+
+def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.Change | None:
+    """Return None if no task has a result in both, or only one of them sets ``metrics["success"]``."""
+    (first, counted), (second, also) = values_of(before), values_of(after)
+    keys = [key for key in first if key in second]
+    if not keys or (counts_successes(before.values()) is None) != (counts_successes(after.values()) is None):
+        return None
+    it = change([first[key] for key in keys], [second[key] for key in keys])
+    return responses.Change(
+        temperature=plain(temperature),
+        verdict=it.verdict,
+        value=it.value,
+        low=reading.number_or_none(it.low),
+        high=reading.number_or_none(it.high),
+        counts_successes=counted and also,
+        before=fmean(first[key] for key in keys),
+        after=fmean(second[key] for key in keys),
+        tasks=it.tasks,
+        unscored=sum(key in after for key in before) - len(keys),
+        lost=it.lost,
+        won=it.won,
+    )
+
+
+def changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
+    """Return the tasks with another result, the greatest losses first."""
+    first, second = values_of(before)[0], values_of(after)[0]
+    changes = {key: second[key] - first[key] for key in first if key in second}
+    return [
+        responses.ChangedTask(
+            task_id=readable(key[0]),
+            task=plain(after[key].stored.task),
+            before=readable(before[key].stored.rollout_id),
+            after=readable(after[key].stored.rollout_id),
+            change=changes[key],
+        )
+        for key in sorted(changes, key=lambda key: changes[key])
+        if changes[key]
+    ]
+
+
+def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[responses.ChangedTask]:
+    """Return a page of the tasks that changed at the first temperature with both evaluations."""
+
+    def read(view: StoreView) -> list[responses.ChangedTask]:
+        pairs = outcome.before_and_after(evaluations_of(view))
+        return changed(*(by_task(view, each) for each in pairs[0])) if pairs else []
+
+    tasks = read_snapshot(folder / reading.STORE, read)
+    return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
+
+
+def between(first: Path, second: Path) -> responses.RunsComparison:
+    """Compare the newest evaluations of two runs at each temperature that both have."""
+    one, other = (read_snapshot(folder / reading.STORE, _newest_by_temperature) for folder in (first, second))
+    changes, tasks, measured = [], None, []
+    for key, (evaluation, before) in one.rollouts.items():
+        also, after = other.rollouts.get(key, ({}, {}))
+        if (it := compared(before, after, evaluation.get("temperature"))) is not None:
+            changes.append(it)
+            measured = measured or [_named(evaluation), _named(also)]
+            tasks = changed(before, after) if tasks is None else tasks
+    rewards = [one.reward, other.reward] if one.reward != other.reward else []
+    found = tasks or []
+    return responses.RunsComparison(
+        changes=changes, evaluations=measured, rewards=rewards, changed=len(found), tasks=found[:CHANGED_SHOWN]
+    )
+
+
+class _Newest:
+    """A run's newest evaluation at each temperature, and the name of its reward."""
+
+    def __init__(self, reward: str, rollouts: dict[str, tuple[Evaluation, Rollouts]]) -> None:
+        self.reward = reward
+        self.rollouts = rollouts
+
+
+def _newest_by_temperature(view: StoreView) -> _Newest:
+    newest: dict[str, Evaluation] = {}
+    for each in evaluations_of(view):
+        temperature = each.get("temperature")
+        key = repr(float(temperature) if isinstance(temperature, int | float) else temperature)
+        newest[key] = max(newest.get(key, each), each, key=outcome.step_of)
+    return _Newest(
+        readable(str(view.meta("reward"))), {key: (each, by_task(view, each)) for key, each in newest.items()}
+    )
+
+
+def _named(evaluation: Evaluation) -> str:
+    return readable(f"{evaluation.get('name')}, step {evaluation.get('step')}")
+
+
+def newest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """Return the newest evaluation, the first of several temperatures."""
+    return max(evaluations, key=outcome.step_of, default=None)
