@@ -27,41 +27,50 @@ AFTER = (
     '<tool_call>\n{"name": "the function", "arguments": {"the parameter": "its value"}}\n</tool_call>'
 )
 VALUES = {"integer": "1", "number": "1.5", "boolean": "true", "object": "{}", "null": "null"}
-"""By JSON type, what stands for an argument in the demonstration; ``"..."`` for every other."""
+"""By JSON type, what stands for an argument in the demonstration; ``"some NAME"`` for every other."""
 MARK = "{#- tools in the format of Hermes, written by art -#}"
 """At the start of an extended template."""
+# Two example calls: a question that states all arguments, then, if some are optional, one that states the required ones. So a
+# model learns to pass an optional argument if the question asks for it (docs/results.md).
 PRELUDE = """\
 {%- set art = namespace(messages=[], content='', joins=false) -%}
 {%- if tools -%}
 {%- set function = tools[0]['function'] or tools[0] -%}
-{%- set shown = namespace(tools=BEFORE, pairs=[]) -%}
+{%- set shown = namespace(tools=BEFORE, pairs=[], said=[], exchange=[]) -%}
 {%- for tool in tools -%}{%- set shown.tools = shown.tools + (tool | tojson) + '\\n' -%}{%- endfor -%}
 {%- set shown.tools = shown.tools + AFTER -%}
 {%- set parameters = function['parameters'] or {} -%}
 {%- set schemas = parameters['properties'] or {} -%}
-{%- for name in parameters['required'] or schemas -%}
+{%- set required = parameters['required'] or [] -%}
+{%- set some_optional = required and (required | length) < (schemas | length) -%}
+{%- for names in ([schemas, required] if some_optional else [schemas]) -%}
+{%- set shown.pairs = [] -%}{%- set shown.said = [] -%}
+{%- for name in names -%}
 {%- set schema = schemas[name] or {} -%}
 {%- set kind = schema['type'] | string -%}
-{%- set value = VALUES[kind] or '"..."' -%}
+{%- set value = VALUES[kind] or ('some ' ~ name) | tojson -%}
 {%- if schema['enum'] -%}{%- set value = schema['enum'][0] | tojson -%}
 {%- elif kind == 'array' -%}{%- set value = '[' + (VALUES[(schema['items'] or {})['type'] | string] or '"..."') + ']' -%}
 {%- endif -%}
 {%- set shown.pairs = shown.pairs + [(name | tojson) + ': ' + value] -%}
+{%- set shown.said = shown.said + [name ~ ' ' ~ value] -%}
 {%- endfor -%}
 {%- set call = {'function': {'name': function['name'], 'arguments': '{' + shown.pairs | join(', ') + '}'}} -%}
-{%- set question = 'Show me how to call ' + (function['name'] | string) + '.' -%}
-{%- if ROLE == 'user' -%}
+{%- set question = 'Call ' + (function['name'] | string) + (' with ' if shown.said else '') + shown.said | join(', ') + '.' -%}
+{%- if ROLE == 'user' and not shown.exchange -%}
 {%- set question = shown.tools + '\\n\\n' + question -%}
 {%- endif -%}
-{%- set exchange = [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': '', 'tool_calls': [call]}] -%}
+{%- set asked, answered = {'role': 'user', 'content': question}, {'role': 'assistant', 'content': '', 'tool_calls': [call]} -%}
+{%- set shown.exchange = shown.exchange + [asked, answered] -%}
+{%- endfor -%}
 {%- if ROLE == 'user' -%}
-{%- set messages = exchange + messages -%}
+{%- set messages = shown.exchange + messages -%}
 {%- elif messages[0]['role'] == 'system' -%}
 {%- set content, added = messages[0]['content'] or '', '\\n\\n' + shown.tools -%}
 {%- set content = content + (added if content is string else [{'text': added}]) -%}
-{%- set messages = [dict(messages[0], content=content)] + exchange + messages[1:] -%}
+{%- set messages = [dict(messages[0], content=content)] + shown.exchange + messages[1:] -%}
 {%- else -%}
-{%- set messages = [{'role': 'system', 'content': shown.tools}] + exchange + messages -%}
+{%- set messages = [{'role': 'system', 'content': shown.tools}] + shown.exchange + messages -%}
 {%- endif -%}
 {%- endif -%}
 {%- for message in messages -%}

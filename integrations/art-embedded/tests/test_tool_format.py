@@ -68,27 +68,41 @@ async def test_a_template_that_refuses_system_messages_has_the_tools_before_the_
     assert text.index("</tools>") < text.index("\nHi<|im_end|>") < text.index("Yes?")
 
 
-def test_a_call_of_the_first_tool_is_shown_with_a_value_of_each_arguments_type():
-    properties = {
-        "city": {"type": "string"}, "days": {"type": "integer"}, "degrees": {"type": "number"}, "dark": {"type": "boolean"},
-        "years": {"type": "array", "items": {"type": "integer"}}, "names": {"type": "array"}, "unit": {"enum": ["C", "F"]},
-        "either": {"type": ["string", "null"]}, "more": {"type": "object"}, "any": True,
-    }  # fmt: skip
-    shown = (
-        '{"name": "f", "arguments": {"city": "...", "days": 1, "degrees": 1.5, "dark": true, "years": [1], "names": ["..."], '
-        '"unit": "C", "either": "...", "more": {}, "any": "..."}}'
-    )
-    for function, call in (
-        ({"name": "f", "parameters": {"type": "object", "properties": properties}}, shown),
-        (
-            {"name": "f", "parameters": {"properties": properties, "required": ["days"]}},
-            '{"name": "f", "arguments": {"days": 1}}',
-        ),
-        ({"name": "f"}, '{"name": "f", "arguments": {}}'),
-    ):  # fmt: skip
-        text = rendered(CHATML, [QUESTION], tools=[{"type": "function", "function": function}, TOOL])
-        exchange = f"user\nShow me how to call f.<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{call}\n</tool_call><|im_end|>"
-        assert f"</tool_call><|im_end|>\n<|im_start|>{exchange}\n<|im_start|>user\nHi<|im_end|>" in text
+PROPERTIES = {
+    "city": {"type": "string"}, "days": {"type": "integer"}, "degrees": {"type": "number"}, "dark": {"type": "boolean"},
+    "years": {"type": "array", "items": {"type": "integer"}}, "names": {"type": "array"}, "unit": {"enum": ["C", "F"]},
+    "either": {"type": ["string", "null"]}, "more": {"type": "object"}, "any": True,
+}  # fmt: skip
+ALL = (
+    '"city": "some city"', '"days": 1', '"degrees": 1.5', '"dark": true', '"years": [1]', '"names": ["..."]', '"unit": "C"',
+    '"either": "some either"', '"more": {}', '"any": "some any"',
+)  # fmt: skip
+
+
+def exchange(*arguments):
+    """A question that states arguments of ``f``, and the call that answers it."""
+    said = ", ".join(argument.replace('"', "", 2).replace(":", "", 1) for argument in arguments)
+    question = f"Call f with {said}." if said else "Call f."
+    call = f'<tool_call>\n{{"name": "f", "arguments": {{{", ".join(arguments)}}}}}\n</tool_call>'
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{call}<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "exchanges"),
+    [
+        ({"type": "object", "properties": PROPERTIES}, [ALL]),
+        ({"properties": PROPERTIES, "required": ["days"]}, [ALL, ['"days": 1']]),
+        ({"properties": {"days": {"type": "integer"}}, "required": ["days"]}, [['"days": 1']]),
+        ({"properties": {}}, [()]),
+        (None, [()]),
+    ],
+)
+def test_calls_of_the_first_tool_are_shown_with_all_arguments_and_then_the_required_ones(parameters, exchanges):
+    function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
+    text = rendered(CHATML, [QUESTION], tools=[{"type": "function", "function": function}, TOOL])
+    shown = "".join(exchange(*arguments) for arguments in exchanges)
+    assert text.count("Call f") == len(exchanges)
+    assert f"</tool_call><|im_end|>\n{shown}<|im_start|>user\nHi<|im_end|>" in text
 
 
 async def test_calls_are_written_letter_for_letter_and_their_results_are_one_message(open_engine, folder):
