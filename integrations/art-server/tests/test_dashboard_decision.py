@@ -9,8 +9,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 ANSWERS = {
     "improved": ("Better", "20.0 % → 72.5 %", "22 better, 1 worse", "6 wrong name", "art export"),
-    "flat": ("Can't tell whether it is better", "20.0 % → 20.0 %", "1 better, 1 worse", "16 wrong date", "--steps 18"),
-    "stopped": ("Can't tell whether it is better", "Stopped: all rewards were equal", "16 wrong", "art train --resume"),
+    "flat": ("Can't tell whether it is better", "20.0 % → 20.0 %", "1 better, 1 worse", "15 wrong date", "--steps 18"),
+    "stopped": ("Can't tell whether it is better", "Stopped: all rewards were equal", "17 wrong name", "art train --resume"),
     "crashed": (
         "Not measured before and after training",
         "Crashed: RuntimeError: CUDA",
