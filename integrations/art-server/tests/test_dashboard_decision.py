@@ -105,8 +105,7 @@ def test_runs_are_searched(runs, desk):
 def test_numerical_health_is_a_line_that_unfolds(runs, desk):
     page = desk.open(f"{desk.view(runs)}#/run/improved")
     line = page.locator(".health > summary")
-    line.wait_for()
-    assert "differ by 1e-05 nats per token" in line.inner_text()
+    line.get_by_text("differ by 1e-05 nats per token").wait_for()
     assert not page.get_by_label("loss").first.is_visible()
     line.click()
     page.locator(".health .u-wrap").first.wait_for()
