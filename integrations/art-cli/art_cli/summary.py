@@ -34,7 +34,7 @@ def show(result: TrainResult) -> None:
     run_dir = result.run_dir
     can_draw = importlib.util.find_spec("matplotlib") is not None
     lines = [f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"]
-    lines += [f"next: {text} {command}" if command else f"next: {text}" for text, command in advice(result)]
+    lines += [f"next: {command}  # {text}" if command else f"next: {text}" for text, command in advice(result)]
     lines.append(f"next: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import { get, runPath } from "./api.js";
 import { fill, h, inUse } from "./dom.js";
-import { duration, num, percent, plural, signed, taskText, truncate } from "./format.js";
+import { duration, plural, signed, taskText, truncate } from "./format.js";
 import { evaluationResult, temperatureName } from "./outcome.js";
 
 const TASKS_SHOWN = 5;
@@ -139,7 +139,7 @@ function cost({ seconds, rollouts, calls, sampled_tokens, prompt_tokens, judge }
   return [
     h("p", {}, `${duration(seconds)} of training`),
     h("p", { class: "soft" }, `${plural(rollouts, "rollout")}, ${plural(calls, "model call")}`),
-    h("p", { class: "soft" }, `${num(prompt_tokens)} prompt tokens, ${num(sampled_tokens)} sampled tokens`),
+    h("p", { class: "soft" }, `${plural(prompt_tokens, "prompt token")}, ${plural(sampled_tokens, "sampled token")}`),
     judge.requests ? h("p", {}, `Judge: ${plural(judge.requests, "request")}${dollars}`) : null,
   ];
 }
