@@ -181,4 +181,8 @@ def _next(
         steps=summary.planned_steps or 0,
         command=reading.mapping(view.meta("command")),
     )
-    return [responses.Advice(text=readable(it.text), command=it.command and readable(it.command)) for it in advice]
+    # ``art view`` would open this page.
+    commands = [
+        None if it.command is None or it.command.startswith("art view") else readable(it.command) for it in advice
+    ]
+    return [responses.Advice(text=readable(it.text), command=each) for it, each in zip(advice, commands, strict=True)]

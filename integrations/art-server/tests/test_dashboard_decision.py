@@ -10,7 +10,12 @@ DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 ANSWERS = {
     "improved": ("Better", "20.0 % → 72.5 %", "22 better, 1 worse", "6 wrong name", "art export"),
     "flat": ("Can't tell whether it is better", "20.0 % → 20.0 %", "1 better, 1 worse", "15 wrong date", "--steps 18"),
-    "stopped": ("Can't tell whether it is better", "Stopped: all rewards were equal", "17 wrong name", "art train --resume"),
+    "stopped": (
+        "Can't tell whether it is better",
+        "Stopped: all rewards were equal",
+        "17 wrong name",
+        "art train --resume",
+    ),
     "crashed": (
         "Not measured before and after training",
         "Crashed: RuntimeError: CUDA",
@@ -21,7 +26,7 @@ ANSWERS = {
         "Check the reward before you trust this run",
         "on 40 held-out tasks it went from 0.2",
         "18 wrong",
-        "art view",
+        "Rollouts with the best rewards",
     ),
 }
 """What each kind's first screen says: a verdict, why, what fails, and what next."""

@@ -109,11 +109,11 @@ def test_numerical_problems_are_named(runs, tmp_path):
             "crashed",
             ["art train --resume {run}", "art eval app.py:agent HELD_OUT --reward app.py:reward --model {run}"],
         ),
-        ("hacked", ["art view {run}"]),
+        ("hacked", [None]),
     ],
 )
 def test_the_next_commands_fit_the_run(runs, kind, commands):
-    assert [it.command for it in of(runs, kind).next] == [each.format(run=runs[kind]) for each in commands]
+    assert [it.command for it in of(runs, kind).next] == [each and each.format(run=runs[kind]) for each in commands]
 
 
 def test_an_interrupted_run_has_nothing_to_fix(tmp_path):

@@ -32,7 +32,7 @@ export class Decision {
     const measuredOnly = run.kind === "evaluation";
     fill(
       this.node,
-      measuredOnly ? null : verdict(run, decision),
+      measuredOnly ? null : verdict(run, decision, this.context.link),
       h(
         "div",
         { class: "questions" },
@@ -88,7 +88,7 @@ export class Decision {
   }
 }
 
-function verdict(run, { changes, signs }) {
+function verdict(run, { changes, signs }, link) {
   const [title, tone] = headline(run, changes, signs);
   return h(
     "div",
@@ -97,6 +97,13 @@ function verdict(run, { changes, signs }) {
     run.pairs.map((pair) => h("p", {}, changeLine(pair, changes))),
     run.reason && h("p", { class: "sign" }, `${capital(run.status)}: ${run.reason}`),
     signs.map((sign) => h("p", { class: "sign" }, sign)),
+    signs.length
+      ? h(
+          "a",
+          { href: link(run.name, "rollouts", "", { split: "train", order: "highest" }) },
+          "Rollouts with the best rewards",
+        )
+      : null,
   );
 }
 
