@@ -43,7 +43,7 @@ print(rows.fetchone()[0])
 
 
 def with_a_killed_gateway(script: str) -> str:
-    """The script with the gateway of week 2 killed after a third of its questions, and started again by the same command."""
+    """The script with the gateway of week 2 killed after a quarter of its questions, and started again by the same command."""
     start = next(line for line in script.splitlines() if "--route mine" in line)
     users = next(line for line in script.splitlines() if "--week 2" in line)
     killing = f"""

@@ -98,7 +98,7 @@ async def test_what_cannot_score_is_told_before_the_engine_starts(tmp_path):
 async def test_a_report_says_which_reward_and_what_it_took(tmp_path):
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Judge()))
     shown = io.StringIO()
-    print_result(result, Console(file=shown, width=200))
+    print_result(result, Console(file=shown, width=200), ())
     assert result.report["reward"] == "Judge"
     assert f"Judge: {', '.join(f'{name} {it:g}' for name, it in result.report['account'].items())}" in shown.getvalue()
     judge = Refuses()
@@ -129,11 +129,11 @@ async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
     assert told.getvalue().count("rollouts could not be scored: the reward does not say why") == 1
     assert told.getvalue().count("on 2 tasks, 1 unscored rollout") == 2, "at every evaluation"
     shown = io.StringIO()
-    print_result(result, Console(file=shown, width=200))
+    print_result(result, Console(file=shown, width=200), ())
     assert "unscored runs" in shown.getvalue()
     clean = await art.train(
         ScriptedAgent(), ["a"], **settings(tmp_path / "clean", **{**common, "eval_reward": right, "progress": False})
     )
     shown = io.StringIO()
-    print_result(clean, Console(file=shown, width=200))
+    print_result(clean, Console(file=shown, width=200), ())
     assert "unscored" not in shown.getvalue()

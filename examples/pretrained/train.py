@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import art_core as art
-from art_cli.main import show
+from art_cli.summary import show
 from art_core.types import Tasks
 
 SUITES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -86,6 +86,8 @@ def demo(
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks to evaluate before and after training.")] = 200,
 ) -> None:
     """Train the email-search agent (LangGraph) on this machine and show what changed."""
+    from art_cli.summary import show
+
     with _starting_engine():
         example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
@@ -155,6 +157,8 @@ def train(
 
         show_dry_run(result, arguments["steps"])
     else:
+        from art_cli.summary import show
+
         show(result)
         if stopped := result.report["stopped"]:
             raise typer.Exit(MAY_PASS if stopped.get("may_pass") else ENDED_EARLY)
@@ -340,13 +344,6 @@ def doctor(
         return examination.install(install, lambda text: say(text, markup=False))
     if not examination.report(examination.examine(), examination.variables(), Console(markup=False)):
         raise typer.Exit(1)
-
-
-def show(result: Any) -> None:
-    """Print what changed and what to do next, and draw the chart if matplotlib is installed."""
-    from art_cli.summary import show as show_result
-
-    show_result(result)
 
 
 @contextmanager

@@ -33,14 +33,14 @@ def next_steps(
     after: str = "after",
     suspicious: bool = False,
     steps: int = 0,
-    command: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> list[Advice]:
     """Return what to do after training, most important first.
 
     ``verdicts``: of the held-out evaluations, by temperature. ``after``: the newest one's name. ``suspicious``: whether there are
-    signs of reward hacking. ``command``: what ``art train`` stored of its last start, if it started the run.
+    signs of reward hacking. ``given``: the arguments of ``art train``'s last start, if it started the run.
     """
-    folder, given = shlex.quote(str(run_dir)), _dict(_dict(command).get("given"))
+    folder, given = shlex.quote(str(run_dir)), given or {}
     resume, worse = f"art train --resume {folder}" if given else None, "worse" in verdicts
     advice = []
     if ended and not worse:
@@ -74,7 +74,3 @@ def next_steps(
 def _named(given: Mapping[str, Any], name: str, placeholder: str) -> str:
     value = given.get(name)
     return shlex.quote(value) if isinstance(value, str) else placeholder
-
-
-def _dict(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,18 +29,18 @@ def show(result: TrainResult) -> None:
     """Print what changed and what to do next, and draw the chart if matplotlib is installed."""
     from art_cli.chart import draw
 
-    console = Console()
-    print_result(result, console)
+    console, hints = Console(), hints_of(result.run_dir, result.report)
+    print_result(result, console, hints)
     run_dir = result.run_dir
     can_draw = importlib.util.find_spec("matplotlib") is not None
     lines = [f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"]
-    lines += [f"next: {command}  # {text}" if command else f"next: {text}" for text, command in advice(result)]
+    lines += [f"next: {command}  # {text}" if command else f"next: {text}" for text, command in advice(result, hints)]
     lines.append(f"next: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_result(result: TrainResult, console: Console) -> None:
+def print_result(result: TrainResult, console: Console, hints: Sequence[str]) -> None:
     """Print the evaluations, one trajectory before and after training, hints and costs."""
     report = result.report
     if report.get("evaluations"):
@@ -55,7 +55,7 @@ def print_result(result: TrainResult, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    notes = [f"hint: {hint}" for hint in hints_of(result.run_dir, report)]
+    notes = [f"hint: {hint}" for hint in hints]
     if report.get("stopped"):
         notes.insert(0, f"training ended after step {report['stopped']['step']}: {report['stopped']['reason']}")
     for note in notes:
@@ -65,18 +65,18 @@ def print_result(result: TrainResult, console: Console) -> None:
         console.print(f"{report['reward']}: {totals}", highlight=False, soft_wrap=True, markup=False)
 
 
-def advice(result: TrainResult) -> list[Advice]:
+def advice(result: TrainResult, hints: Sequence[str]) -> list[Advice]:
     """Return what to do next, most important first."""
     with Store(store_file(result.run_dir)) as store:
-        command = store.meta("command")
+        command = store.meta("command") or {"given": {}}
     changes = [change(result.before.successes, result.after.successes)] if result.before and result.after else []
     return next_steps(
         result.run_dir,
         ended="rule" if result.report.get("stopped") else None,
         verdicts=[it.verdict for it in changes],
-        suspicious=bool(hints_of(result.run_dir, result.report)),
+        suspicious=bool(hints),
         steps=result.report["steps"],
-        command=command,
+        given=command["given"],
     )
 
 

@@ -185,7 +185,7 @@ async def test_hints_of_a_run_with_a_hacked_reward_are_printed(tmp_path):
     assert "sampled tokens per rollout went from" in hint and f"art view {tmp_path / 'run'}" in hint
     assert "the reward of the training batches rose" in held_out
     shown = io.StringIO()
-    print_result(result, Console(file=shown, width=200))
+    print_result(result, Console(file=shown, width=200), hints_of(result.run_dir, result.report))
     assert f"hint: {hint}" in shown.getvalue()
 
 
@@ -193,7 +193,7 @@ async def test_an_early_end_is_printed_with_its_reason(tmp_path):
     given = short(tmp_path, steps=9, reward=lambda trajectory: 1.0, max_flat_groups=4)
     result = await art.train(ScriptedAgent(), ["a"], **given)
     shown = io.StringIO()
-    print_result(result, Console(file=shown, width=200))
+    print_result(result, Console(file=shown, width=200), hints_of(result.run_dir, result.report))
     assert (
         "training ended after step 4: all rewards were equal within every group of the last 4 steps" in shown.getvalue()
     )

@@ -17,10 +17,10 @@ def test_a_run_that_art_train_did_not_start_is_resumed_by_its_own_call():
 
 
 def test_a_run_without_evaluations_is_measured():
-    given = {"given": {"agent": "my app.py:agent", "reward": "ruler"}}
-    assert commands(command=given) == ["art eval 'my app.py:agent' HELD_OUT --reward ruler --model runs/it"]
-    given["given"]["eval_tasks"] = "held.jsonl"
-    assert commands(command=given) == ["art eval 'my app.py:agent' held.jsonl --reward ruler --model runs/it"]
+    given = {"agent": "my app.py:agent", "reward": "ruler"}
+    assert commands(given=given) == ["art eval 'my app.py:agent' HELD_OUT --reward ruler --model runs/it"]
+    given["eval_tasks"] = "held.jsonl"
+    assert commands(given=given) == ["art eval 'my app.py:agent' held.jsonl --reward ruler --model runs/it"]
     assert commands() == ["art eval AGENT HELD_OUT --reward REWARD --model runs/it"]
 
 

@@ -35,14 +35,15 @@ def decision_of(name: str, folder: Path, view: StoreView) -> responses.Decision:
     evaluations = paired.evaluations_of(view)
     history = [(step, metrics) for step, _, metrics in view.steps(after=-1, limit=outcome.ALL_STEPS)]
     steps = [metrics for _, metrics in history]
-    pairs = [
-        (paired.by_task(view, it), paired.by_task(view, now), it) for it, now in outcome.before_and_after(evaluations)
-    ]
-    found = [(before, after, paired.compared(before, after, it.get("temperature"))) for before, after, it in pairs]
-    changes = [it for _, _, it in found if it is not None]
+    pairs = []
+    for first, second in outcome.before_and_after(evaluations):
+        before, after = paired.by_task(view, first), paired.by_task(view, second)
+        if change := paired.compared(before, after, first.get("temperature")):
+            pairs.append((before, after, change))
+    changes = [change for _, _, change in pairs]
     signs = [readable(sign[:1].upper() + sign[1:]) for sign in hints(view, history, _comparable(evaluations))]
-    before, after = next(((before, after) for before, after, it in found if it is not None), ({}, {}))
-    if not after and (newest := paired.newest(evaluations)):
+    before, after, _ = pairs[0] if pairs else ({}, {}, None)
+    if not pairs and (newest := paired.newest(evaluations)):
         after = paired.by_task(view, newest)
     return responses.Decision(
         changes=changes,
@@ -64,7 +65,8 @@ def _failing(view: StoreView, before: Rollouts, after: Rollouts) -> responses.Fa
     """Return what fails in the newest evaluation; None if nothing was evaluated."""
     if not after:
         return None
-    (values, counted), (earlier, _) = paired.values_of(after), paired.values_of(before)
+    results, earlier = paired.results_of(after), paired.results_of(before).values
+    values, counted = results.values, results.counts_successes
     failed = [
         key
         for key, rollout in after.items()
@@ -138,7 +140,7 @@ def _cost(folder: Path, steps: Steps) -> responses.Cost:
 
 
 def _sum(steps: Steps, name: str) -> float:
-    return math.fsum(value for metrics in steps if (value := reading.number_or_none(metrics.get(name))) is not None)
+    return math.fsum(value for metrics in steps if (value := reading.number(metrics.get(name))) is not None)
 
 
 def _health(view: StoreView, steps: Steps) -> responses.Health:
@@ -146,8 +148,8 @@ def _health(view: StoreView, steps: Steps) -> responses.Health:
     problems = []
     if dropped := sum(bool(metrics.get("dropped")) for metrics in steps):
         problems.append(f"{dropped} of {len(steps)} steps were dropped because of NaN or infinite values")
-    gaps = [gap for metrics in steps if (gap := reading.number_or_none(metrics.get("logprob_gap"))) is not None]
-    limit = reading.number_or_none(reading.mapping(view.meta("config")).get("max_logprob_gap"))
+    gaps = [gap for metrics in steps if (gap := reading.number(metrics.get("logprob_gap"))) is not None]
+    limit = reading.number(reading.mapping(view.meta("config")).get("max_logprob_gap"))
     if gaps and limit is not None and max(gaps) > limit:
         problems.append(f"logprobs of engine and learner differed by {max(gaps):.2g} nats per token in a step")
     elsewhere = reading.mapping(view.meta("calls_elsewhere"))
@@ -179,7 +181,7 @@ def _next(
         after=str(newest[0]) if newest else "after",
         suspicious=bool(signs),
         steps=summary.planned_steps or 0,
-        command=reading.mapping(view.meta("command")),
+        given=reading.mapping(reading.mapping(view.meta("command")).get("given")),
     )
     # ``art view`` would open this page.
     commands = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from art_cli.change import change
+from art_core import Report, Trajectory
 from art_server import outcome, reading, responses
 from art_server.plain import plain, readable
 from art_server.store_view import RolloutRow, StoreView, read_snapshot
@@ -40,46 +42,48 @@ def by_task(view: StoreView, evaluation: Evaluation) -> Rollouts:
     return found
 
 
-def counts_successes(rollouts: Iterable[RolloutRow]) -> bool | None:
-    """Return whether a reward set ``metrics["success"]`` (None) or all rewards are 0 or 1, as ``art_core.Report`` counts."""
-    stored = [rollout.stored for rollout in rollouts]
-    if any("success" in each.metrics for each in stored):
-        return None
-    return {each.reward for each in stored if each.reward is not None} <= {0.0, 1.0}
+@dataclass(frozen=True)
+class Results:
+    """What is compared of an evaluation's rollouts."""
+
+    values: Mapping[Key, float]
+    """Successes, or rewards if none is set. A rollout that couldn't be scored, though the agent didn't fail, is left out: it says
+    nothing about the policy."""
+    counts_successes: bool
+    sets_success: bool
+    """Whether a reward set ``metrics["success"]``."""
 
 
-def values_of(rollouts: Rollouts) -> tuple[dict[Key, float], bool]:
-    """Return what is compared of each rollout, its success or its reward, and whether successes are counted.
-
-    A rollout that couldn't be scored, though the agent didn't fail, is left out: it says nothing about the policy.
-    """
-    counted = counts_successes(rollouts.values())
-    scored = {
-        key: rollout.stored
-        for key, rollout in rollouts.items()
-        if rollout.stored.reward is not None or rollout.stored.error
+def results_of(rollouts: Rollouts) -> Results:
+    """Return the results by the rules of ``art_core.Report``."""
+    stored = [rollout.stored for rollout in rollouts.values()]
+    scores = (Trajectory(each.task, calls=(), reward=each.reward, metrics=each.metrics) for each in stored)
+    report = Report(tuple(scores), temperature=None)
+    values = {
+        key: reading.number(value) or 0.0
+        for key, value, each in zip(rollouts, report.successes, stored, strict=True)
+        if each.reward is not None or each.error
     }
-    if counted is None:
-        return {key: reading.number_or_none(each.metrics.get("success")) or 0.0 for key, each in scored.items()}, True
-    return {key: reading.number_or_none(each.reward) or 0.0 for key, each in scored.items()}, counted
+    return Results(values, report.counts_successes, any("success" in each.metrics for each in stored))
 
 
 def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.Change | None:
     """Return None if no task has a result in both, or only one of them sets ``metrics["success"]``."""
-    (first, counted), (second, also) = values_of(before), values_of(after)
-    keys = [key for key in first if key in second]
-    if not keys or (counts_successes(before.values()) is None) != (counts_successes(after.values()) is None):
+    first, second = results_of(before), results_of(after)
+    keys = [key for key in first.values if key in second.values]
+    if not keys or first.sets_success != second.sets_success:
         return None
-    it = change([first[key] for key in keys], [second[key] for key in keys])
+    earlier, later = [first.values[key] for key in keys], [second.values[key] for key in keys]
+    it = change(earlier, later)
     return responses.Change(
         temperature=plain(temperature),
         verdict=it.verdict,
         value=it.value,
-        low=reading.number_or_none(it.low),
-        high=reading.number_or_none(it.high),
-        counts_successes=counted and also,
-        before=fmean(first[key] for key in keys),
-        after=fmean(second[key] for key in keys),
+        low=reading.number(it.low),
+        high=reading.number(it.high),
+        counts_successes=first.counts_successes and second.counts_successes,
+        before=fmean(earlier),
+        after=fmean(later),
         tasks=it.tasks,
         unscored=sum(key in after for key in before) - len(keys),
         lost=it.lost,
@@ -89,7 +93,7 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.C
 
 def changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
     """Return the tasks with another result, the greatest losses first."""
-    first, second = values_of(before)[0], values_of(after)[0]
+    first, second = results_of(before).values, results_of(after).values
     changes = {key: second[key] - first[key] for key in first if key in second}
     return [
         responses.ChangedTask(
@@ -132,12 +136,12 @@ def between(first: Path, second: Path) -> responses.RunsComparison:
     )
 
 
+@dataclass(frozen=True)
 class _Newest:
     """A run's newest evaluation at each temperature, and the name of its reward."""
 
-    def __init__(self, reward: str, rollouts: dict[str, tuple[Evaluation, Rollouts]]) -> None:
-        self.reward = reward
-        self.rollouts = rollouts
+    reward: str
+    rollouts: Mapping[str, tuple[Evaluation, Rollouts]]
 
 
 def _newest_by_temperature(view: StoreView) -> _Newest:

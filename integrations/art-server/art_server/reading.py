@@ -170,9 +170,12 @@ def trajectory_fields(rollout: RolloutRow) -> dict[str, Any]:
     }
 
 
-def number(value: float | None) -> float | None:
-    """Return ``value``, or None if it isn't finite."""
-    return value if value is not None and math.isfinite(value) else None
+def number(value: Any) -> float | None:
+    """Return a finite number, or None for anything else."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
         "status": status,
         "reason": reason,
         "final_reward": number(outcome.final_reward(view)),
-        "seconds": number_or_none(written.get("seconds")) if written.get("steps") == last else None,
+        "seconds": number(written.get("seconds")) if written.get("steps") == last else None,
         "judge_cost": judge(mapping(written.get("account"))).get("cost"),
         "pairs": pairs,
         "before": first.before,
@@ -287,17 +290,9 @@ def _text(value: Any) -> str | None:
     return None if value is None else readable(str(value))
 
 
-def number_or_none(value: Any) -> float | None:
-    """Return a finite number, or None for anything else."""
-    try:
-        return number(float(value)) if isinstance(value, int | float) else None
-    except OverflowError:  # an integer beyond all floats
-        return None
-
-
 def judge(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return a judge's totals, without the prefix that its metrics have."""
-    named = {name: number_or_none(metrics.get(f"judge/{name}")) for name in JUDGE_TOTALS}
+    named = {name: number(metrics.get(f"judge/{name}")) for name in JUDGE_TOTALS}
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -34,9 +34,10 @@ TERMS = re.compile(r'"([^"]*)"|(\S+)')
 FIELDS = "seq, rollout_id, task, output, error, finished"
 NEW = f"SELECT {FIELDS} FROM rollouts WHERE seq > ? ORDER BY seq LIMIT {AT_ONCE}"
 CHANGED = f"""
-SELECT {FIELDS} FROM rollouts WHERE seq IN (SELECT value FROM json_each(?)) AND finished IS NOT NULL
-UNION SELECT {", ".join(f"rollouts.{name}" for name in FIELDS.split(", "))} FROM scores JOIN rollouts USING (rollout_id)
-WHERE scores.seq > ? AND rollouts.seq <= ? AND finished IS NOT NULL
+SELECT {FIELDS} FROM rollouts WHERE finished IS NOT NULL AND seq <= :last AND seq IN (
+    SELECT value FROM json_each(:unfinished)
+    UNION SELECT rollouts.seq FROM scores JOIN rollouts USING (rollout_id) WHERE scores.seq > :last_score
+)
 """
 """Rollouts seen before that have finished, or were scored, since."""
 MESSAGES = """
@@ -139,7 +140,7 @@ def _read(view: StoreView, state: _State) -> _New:
     if started_anew:
         state = _State()
     new = view.rows(NEW, (state.last,))
-    again = view.rows(CHANGED, (json.dumps(sorted(state.unfinished)), state.last_score, state.last))
+    again = view.rows(CHANGED, {**vars(state), "unfinished": json.dumps(sorted(state.unfinished))})
     text_of = lru_cache(maxsize=4096)(lambda blob: _message_text(view, blob))
     finished = {row[0]: row for row in (*again, *new) if row[-1] is not None}
     [(last_score,)] = view.rows("SELECT coalesce(max(seq), 0) FROM scores")

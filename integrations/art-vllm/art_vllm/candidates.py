@@ -108,14 +108,19 @@ def candidates(
         raise ConfigError(f"no candidate has the licence {licence!r}; they have {names}")
     planned, refused = [], {}
     for name, its in chosen.items():
-        shape = find_shape(name)
         try:
-            own = plan(Setup(shape=shape, context=context or min(Setup.context, shape.positions), **settings))
+            own = plan_of(name, settings, context)
         except ConfigError as error:
             refused[name] = str(error)
         else:
             planned.append(Candidate(its, own, cost(own, workload, dollars_per_hour), steps))
     return Candidates(planned, refused)
+
+
+def plan_of(model: str, settings: Mapping[str, Any], context: int | None) -> Plan:
+    """Plan a model with the context asked for, by default up to ``Setup.context``. Raises ConfigError for what it can't have."""
+    shape = find_shape(model)
+    return plan(Setup(shape=shape, context=context or min(Setup.context, shape.positions), **settings))
 
 
 def lines(found: Iterable[Candidate]) -> Iterator[str]:

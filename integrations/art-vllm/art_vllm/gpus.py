@@ -83,6 +83,11 @@ def find_gpu(text: str) -> Gpu:
     )
 
 
+def machine(gpu: Gpu, gpus: int) -> str:
+    """Return a name for so many GPUs of a kind."""
+    return f"{gpus} x {gpu.name}" if gpus > 1 else gpu.name
+
+
 def _named(name: str) -> Gpu:
     return next(gpu for gpu in GPUS if gpu.name == name)
 

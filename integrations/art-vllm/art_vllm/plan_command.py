@@ -82,12 +82,10 @@ def plan(
 
     Exits with 0 if the plan fits, 1 if it doesn't.
     """
-    from art_vllm.candidates import candidates, print_candidates
+    from art_vllm.candidates import candidates, plan_of, print_candidates
     from art_vllm.cost import cost
-    from art_vllm.gpus import find_gpu
-    from art_vllm.known_shapes import find_shape
+    from art_vllm.gpus import find_gpu, machine
     from art_vllm.plan import Setup
-    from art_vllm.plan import plan as make_plan
     from art_vllm.plan_report import as_json, report
     from art_vllm.rented import price
     from art_vllm.workload import assumed, measured, step_of
@@ -110,13 +108,11 @@ def plan(
     if model is None:
         choice = {"licence": licence, "dollars_per_hour": dollars_per_hour, "steps": steps}
         found = candidates(settings, workload, context=context, **choice)
-        machine = f"{gpus} x {settings['gpu'].name}" if gpus > 1 else settings["gpu"].name
-        setting = f"{machine}, {steps} steps of {rollouts} rollouts ({workload.source})"
+        setting = f"{machine(settings['gpu'], gpus)}, {steps} steps of {rollouts} rollouts ({workload.source})"
         if not print_candidates(found, setting, budget, as_json=json_):
             raise typer.Exit(1)
         return
-    shape = find_shape(model)
-    planned = make_plan(Setup(shape=shape, context=context or min(Setup.context, shape.positions), **settings))
+    planned = plan_of(model, settings, context)
     step = cost(planned, workload, dollars_per_hour)
     if json_:
         typer.echo(json.dumps(as_json(planned, step)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from art_core import TrainConfig
 from art_vllm.cost import ASSUMED, NOT_COUNTED, Cost
-from art_vllm.gpus import GIB
+from art_vllm.gpus import GIB, machine
 from art_vllm.known_shapes import known_shapes
 from art_vllm.plan import Plan, Setup, batched_tokens, machine_parts, plan, remedies, sequence_bytes
 from art_vllm.shapes import COUNTED, Shape
@@ -51,8 +51,8 @@ def _heading(setup: Setup) -> str:
         size += f" ({shape.active / 1e9:.2f}B active per token)"
     trained = f"LoRA of rank {setup.rank}" if setup.rank else "all weights trained"
     bits = " on 4-bit weights" if setup.in_4bit else ""
-    gpus = f"{setup.gpus} x {setup.gpu.name}" if setup.gpus > 1 else setup.gpu.name
-    return f"{shape.name}: {size}; {trained}{bits} by {setup.trainer}; served by {setup.engine} on {gpus}"
+    served = f"served by {setup.engine} on {machine(setup.gpu, setup.gpus)}"
+    return f"{shape.name}: {size}; {trained}{bits} by {setup.trainer}; {served}"
 
 
 def verdict(planned: Plan) -> Iterator[str]:

@@ -64,7 +64,7 @@ export async function compare(context) {
   };
   const listed = new Map([...changed.items, ...tasks.items].map((task) => [task.task_id, task]));
   if (!listed.has(selection.task_id))
-    listed.set(selection.task_id, { ...selection, task: `task ${selection.task_id}` });
+    listed.set(selection.task_id, { task_id: selection.task_id, task: `task ${selection.task_id}` });
   const options = [...listed.values()].map((task) => [
     task.task_id,
     `${flips.has(task.task_id) ? `${signed(flips.get(task.task_id).change)} ` : ""}${truncate(taskText(task.task), 70)}`,
