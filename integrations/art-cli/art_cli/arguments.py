@@ -44,7 +44,6 @@ def load_example() -> Any:
         ) from error
 
 
-@functools.cache
 def load_file(path: Path) -> Any:
     """Import a .py file once, with its folder on ``sys.path``; a file of a package as its module.
 
@@ -52,6 +51,11 @@ def load_file(path: Path) -> Any:
     """
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
+    return _load_file(path.absolute())
+
+
+@functools.cache  # by the whole path: app.py is another file in another working directory
+def _load_file(path: Path) -> Any:
     folder = path.parent.resolve()
     outside = next(it for it in (folder, *folder.parents) if not (it / "__init__.py").exists())
     sources = [it for it in (folder, *folder.parents) if it.name == "src"]

@@ -220,3 +220,23 @@ def test_an_agents_file_may_import_its_package_by_its_name(tmp_path, package):
     if package:
         (tmp_path / "src" / "shop" / "__init__.py").touch()
     assert "function agent" in loaded(tmp_path, "src/shop/app.py:agent")
+
+
+@pytest.mark.system
+def test_files_of_the_same_name_in_two_working_directories_are_two_agents(tmp_path):
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "app.py").write_text(f"def agent(task): return {folder!r}")
+    code = """
+import os
+from art_cli.arguments import load_agent
+first = load_agent("app.py:agent")
+os.chdir("../other")
+other = load_agent("app.py:agent")
+os.chdir("../one")
+print(first(""), other(""), load_agent("app.py:agent") is first)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "one", capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "one other True\n", done.stderr
