@@ -165,9 +165,9 @@ class Gateway:
     commands = COMMANDS
 
     @property
-    def rollouts_inside(self) -> int:
+    def rollouts_inside(self) -> frozenset[str]:
         """Rollouts with a request in flight."""
-        return len(self._inside)
+        return frozenset(self._inside)
 
     @property
     def pools(self) -> Sequence[Pool]:

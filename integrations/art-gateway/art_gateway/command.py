@@ -191,6 +191,7 @@ def _candidate(
 ) -> Candidate:
     from art_gateway.canary.routes import Candidate
 
+    successor = None
     name, _, share = route.partition("=")
     url, live = named[name], next(each for each in named if each != name)
     if url.startswith(("http://", "https://")):
@@ -200,8 +201,12 @@ def _candidate(
             f"{url} is served here, so it needs no --model and no --candidate-api-key", param_hint="--upstream"
         )
     else:
+        from art_gateway.local import Link
+
         [upstream] = _upstreams([], url, plugins, api_key=None, timeout=patience)
-    return Candidate(name, upstream, read_share(share, "--route"), live, rule, patience, model)
+        folder = Path(url).expanduser()
+        successor = Link(folder, plugins) if folder.is_symlink() else None
+    return Candidate(name, upstream, read_share(share, "--route"), live, rule, patience, model, successor)
 
 
 def read_share(text: str, option: str) -> float:

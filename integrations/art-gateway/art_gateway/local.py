@@ -26,7 +26,8 @@ class LocalUpstream(FixedVersion):
     def __init__(self, model: str, plugins: Plugins) -> None:
         self._model = model
         begun = recorded_settings(model)
-        newest = last_checkpoint(Path(model).expanduser())
+        folder = Path(model).expanduser()
+        newest = last_checkpoint(folder.resolve() if folder.is_symlink() else folder)
         if begun and newest is None:
             raise ConfigError(f"{model} is a run folder without a checkpoint; wait for its first step, or pass a model")
         self.base_url = f"the embedded engine with {newest or model}"
@@ -50,3 +51,19 @@ class LocalUpstream(FixedVersion):
         """Return the model as OpenAI's list of models."""
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
         return {"object": "list", "data": [model]}
+
+
+class Link:
+    """A symbolic link to a run folder, such as ``art retrain`` keeps. Called, it returns an upstream once it leads elsewhere."""
+
+    def __init__(self, path: Path, plugins: Plugins) -> None:
+        self._path, self._plugins = path, plugins
+        self._target = path.resolve()
+
+    def __call__(self) -> LocalUpstream | None:
+        """Return None if it leads where it led before. Raises ConfigError, once, if there is nothing to serve."""
+        target = self._path.resolve()
+        if target == self._target:
+            return None
+        self._target = target
+        return LocalUpstream(str(self._path), self._plugins)

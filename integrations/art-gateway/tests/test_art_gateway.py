@@ -57,7 +57,7 @@ async def test_a_call_that_names_no_run_says_how_to_name_one(start):
         ):
             assert (await desk.order("POST", path, {}))[0] == 404
         assert (await desk.order("POST", "/rollouts/r1/v1/embeddings", {}))[0] == 404
-        assert desk.gateway.rollouts_inside == 0
+        assert not desk.gateway.rollouts_inside
 
 
 async def test_the_upstreams_models_are_listed_with_and_without_a_rollout(start):
@@ -229,7 +229,7 @@ def check_nothing_lost_nothing_mixed(run_dir, rollouts, turns):
 async def test_sixty_concurrent_rollouts_lose_and_mix_nothing(start, tmp_path, stream):
     async with start() as desk:
         await many_rollouts(desk, 60, 5, stream)
-        assert desk.gateway.rollouts_inside == 0, "of an idle rollout nothing is kept"
+        assert not desk.gateway.rollouts_inside, "of an idle rollout nothing is kept"
     check_nothing_lost_nothing_mixed(tmp_path, 60, 5)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import deque
 
 import anthropic
 import openai
@@ -9,10 +10,13 @@ import pytest
 
 import art_core as art
 from art_core.capture import HttpUpstream
+from art_core.errors import ConfigError
+from art_core.plugin_api import Plugins
 from art_gateway import dialects
 from art_gateway.canary.gateway import CanaryGateway
 from art_gateway.canary.routes import Candidate
 from art_gateway.canary.trial import Rule
+from art_gateway.local import Link
 from art_gateway.text import TextUpstream
 
 
@@ -24,9 +28,10 @@ def user(text):
 def canary(start, provider, upstream):
     """``async with canary(share) as desk``: the provider, with ``upstream``, which echoes the request, as the candidate."""
 
-    def canary(share, rule=None, **options):
+    def canary(share, rule=None, successor=None, **options):
         mine = HttpUpstream(upstream.url, timeout=60.0)
-        candidate = Candidate("mine", mine, share, rule=rule, patience=options.pop("patience", 60.0))
+        patience = options.pop("patience", 60.0)
+        candidate = Candidate("mine", mine, share, rule=rule, patience=patience, successor=successor)
         return start(
             upstreams=[TextUpstream(provider.base_url)], dialects=dialects(), kind=CanaryGateway, candidate=candidate, **options
         )  # fmt: skip
@@ -242,3 +247,55 @@ async def test_a_candidate_under_another_name_starts_anew(start, provider, upstr
         desk.gateway.routes.change(0.0, "bad")
     async with canary("second") as desk:
         assert desk.gateway.routes.share == 0.25
+
+
+class Refusing(HttpUpstream):
+    async def start(self):
+        raise ConfigError("there is no model in it")
+
+
+async def test_a_successor_begins_at_the_first_share_and_calls_in_flight_end_where_they_began(
+    canary, upstream, another_upstream, until
+):
+    waiting = deque()
+    async with (
+        another_upstream() as newer,
+        canary(0.9, successor=lambda: waiting.popleft() if waiting else None) as desk,
+    ):
+        desk.gateway.routes.change(1.0, "it is good")
+        following = asyncio.gather(*desk.gateway.chores())
+        upstream.may_answer.clear()
+        asked = asyncio.create_task(say(desk, "Please do task-001.", path="/rollouts/a"))
+        await until(lambda: upstream.open)
+        waiting.extend([Refusing(upstream.url), HttpUpstream(newer.url)])
+        await until(lambda: desk.gateway.routes.share == 0.9)
+        [_, _, newest] = desk.gateway.routes.as_json()["history"]
+        assert newest["candidate"] == f"mine {newer.url}" and newest["why"] == "it is new"
+        for number in range(20):
+            status, answer, _ = await say(desk, f"Please do task-{number:03}.", path=f"/rollouts/{number}")
+            assert status == 200
+        assert len(newer.requests) >= 10 and len(upstream.requests) == 1
+        upstream.may_answer.set()
+        status, answer, _ = await asked
+        assert (status, said(answer)) == (200, "Please do task-001.")
+        status, answer, _ = await say(desk, "Please do task-002.", path="/rollouts/a")
+        assert said(answer) == "Please do task-002." == newer.requests[-1]["messages"][-1]["content"]
+        following.cancel()
+
+
+def test_a_link_has_a_successor_once_it_leads_elsewhere(tmp_path):
+    link = tmp_path / "current"
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    link.symlink_to("one")
+    successor = Link(link, Plugins())
+    assert successor() is None
+    link.unlink()
+    link.symlink_to("other")
+    assert successor() is not None and successor() is None
+    link.unlink()
+    link.symlink_to("nowhere")
+    with pytest.raises(ConfigError):
+        successor()
+    assert successor() is None

@@ -12,21 +12,22 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from art_core.capture import TIMED_OUT, Exchange, Refused
-from art_core.errors import StoreError, UpstreamError
+from art_core.errors import ArtError, StoreError, UpstreamError
 from art_core.types import JsonDict
 from art_gateway.app import Gateway, Limits
-from art_gateway.canary.routes import Routes
+from art_gateway.canary.routes import FOLLOW_SECONDS, Routes
 from art_gateway.checks import MAX_COMMAND_BYTES, check_id, read_change
 from art_gateway.routing import Backend, Pool, is_down
 from art_gateway.text_gateway import TextGateway, replayed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
     from art_core.store import Store
     from art_gateway.canary.routes import Candidate
+    from art_gateway.routing import Server
 
 log = logging.getLogger("art_gateway")
 
@@ -76,7 +77,34 @@ class CanaryGateway(TextGateway):
         return (said,)
 
     def chores(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [self.routes.follow()]
+        follow = [] if self.routes.candidate.successor is None else [self._follow(self.routes.candidate.successor)]
+        return [self.routes.follow(), *follow]
+
+    async def _follow(self, successor: Callable[[], Server | None]) -> None:
+        """Let each successor answer as soon as it has started, until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            try:
+                upstream = successor()
+                if upstream is not None:
+                    await upstream.start()
+                    await self._replace(upstream)
+            except ArtError as error:
+                log.warning(
+                    "%s stays as it is, because its successor can't start: %s", self.routes.candidate.name, error
+                )
+
+    async def _replace(self, upstream: Server) -> None:
+        """Let ``upstream`` answer calls that begin now, and stop the one before it after its calls in flight."""
+        [before], inside = self._candidates.backends, self._mine.rollouts_inside
+        self._candidates.backends = [Backend(upstream)]
+        self._seconds[self.routes.candidate.name].clear()
+        self.routes.replace(upstream)
+        try:
+            while inside := inside & self._mine.rollouts_inside:
+                await asyncio.sleep(FOLLOW_SECONDS)
+        finally:
+            await before.upstream.stop()
 
     async def abort(self) -> None:
         await self._mine.abort()

@@ -11,7 +11,8 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from art_core.errors import StoreError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_gateway")
 
 META = "routes"
+NEW = "it is new"
 FOLLOW_SECONDS = 1.0
 """How often new scores are looked for, whoever added them."""
 MOST_RESTORED = 20_000
@@ -56,6 +58,8 @@ class Candidate:
     """Seconds for its answer, or the next part of a stream, until the provider answers instead."""
     model: str | None = None
     """What its server calls its model."""
+    successor: Callable[[], Server | None] | None = None
+    """Returns the upstream that answers in its place from now on, if there is one."""
 
     @property
     def identity(self) -> str:
@@ -83,12 +87,17 @@ class Routes:
             self._begin_trial()
             self._restore_calls()
         else:
-            self.change(candidate.share, "it is new")
+            self.change(candidate.share, NEW)
 
     @property
     def share(self) -> float:
         """The candidate's present share."""
         return self._history[-1]["share"]
+
+    def replace(self, upstream: Server) -> None:
+        """Continue with another candidate of the same name, at the first share."""
+        self.candidate = replace(self.candidate, upstream=upstream)
+        self.change(self.candidate.share, NEW)
 
     def change(self, share: float, why: str) -> None:
         """Give the candidate another share from now on. The next trial counts only conversations that begin from now on."""
