@@ -1,4 +1,4 @@
-"""What users ask the agent in a week: 300 questions, many of them more than once, and from the second week on of new projects.
+"""What users ask the agent in a week: 300 questions, many of them more than once, and every week of new projects, too.
 
 python examples/own_model/users.py [--week 2] [--feedback http://127.0.0.1:8400]
 
@@ -12,13 +12,16 @@ import uuid
 from app import agent, client
 
 PROJECTS = "Falcon Orion Apollo Titan Nova Atlas Comet Phoenix Zephyr Delta Pine Quail Robin Sable Tulip"
-NEW_PROJECTS = "Cobalt Ember Nimbus Onyx Raven Willow"
+NEW_PROJECTS = (
+    "Cobalt Ember Nimbus Onyx Raven Willow Acorn Birch Cedar Dune Fern Heron Ivory Jasper Lotus Maple Otter Pearl"
+)
+EACH_WEEK = 6
 KINDS = "budget launch audit review contract invoice survey inspection"
 
 
 def question(random_: random.Random, week: int) -> str:
-    projects = PROJECTS if week == 1 else f"{PROJECTS} {NEW_PROJECTS}"
-    asked = f"What is the cost for the {random_.choice(projects.split())} {random_.choice(KINDS.split())}?"
+    projects = PROJECTS.split() + NEW_PROJECTS.split()[: EACH_WEEK * (week - 1)]
+    asked = f"What is the cost for the {random_.choice(projects)} {random_.choice(KINDS.split())}?"
     return random_.choice([asked, asked, f"  {asked}"])
 
 

@@ -1,24 +1,30 @@
-"""One budget for an agent that nobody changed: better prompts, then a teacher, then GRPO."""
+"""One budget for an agent that nobody changed: better prompts, then a teacher, then GRPO. Further rounds by its traffic."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from art_core import hookimpl
+from art_improve.history import Round
 from art_improve.improve import Contribution, Improvement, improve
+from art_improve.retrain import retrain
 
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["Contribution", "Improvement", "improve"]
+__all__ = ["Contribution", "Improvement", "Round", "improve", "retrain"]
 
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Add ``art improve``."""
-    from art_improve import command
+    """Add ``art improve`` and ``art retrain``."""
+    from art_improve import command, retrain_command
 
     app.command(
         epilog="Example: `art improve app.py:agent tasks.jsonl --held-out held_out.jsonl --reward app.py:reward --model tiny "
         "--rollouts 2000 --reflector openai/gpt-6-luna`"
     )(command.improve)
+    app.command(
+        epilog="Example: `art retrain app.py:agent runs/production --reward app.py:reward --model runs/mine --tasks tasks.jsonl "
+        "--held-out held_out.jsonl`"
+    )(retrain_command.retrain)

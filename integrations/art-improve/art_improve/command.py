@@ -97,9 +97,15 @@ def show(result: Improvement, console: Console) -> None:
 
 def change(contribution: Contribution) -> str:
     """Return what a lever contributed, with its 95 % interval."""
-    if contribution.difference is None:
+    difference = contribution.difference
+    if difference is None:
         return "not scored"
-    value, (low, high) = contribution.difference.value, contribution.difference.interval
-    if contribution.measure == "success":
+    return shown(contribution.measure, difference.value, difference.interval)
+
+
+def shown(measure: str, value: float, interval: tuple[float, float]) -> str:
+    """Return a difference of success or of the reward, with its 95 % interval."""
+    low, high = interval
+    if measure == "success":
         return f"{100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
     return f"reward {value:+.3f} ({low:+.3f} to {high:+.3f})"
