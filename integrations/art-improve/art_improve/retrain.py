@@ -196,12 +196,13 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
         f"{name}={result.run_dir}@{evaluation}" for name, evaluation in zip(SIDES, ("before", "after"), strict=True)
     ]
     comparison = compare(*sides)
-    measure = "success" if comparison.value("success", 0) is not None else "reward"
+    measure = "success" if comparison.difference("success", 1) is not None else "reward"
     difference = comparison.difference(measure, 1)
+    if difference is None:
+        return replace(round_, state="stopped", why="no held-out task was scored both before and after")
     comparison = compare(*sides, gate=gate or f"{measure} >= current - {MARGIN}")
     return replace(
-        round_, state=_state(comparison, strict), measure=measure, difference=difference and difference.value,
-        interval=difference and difference.interval,
+        round_, state=_state(comparison, strict), measure=measure, difference=difference.value, interval=difference.interval,
         why="; ".join(f"{it.state}: {it.condition}" for it in comparison.verdicts),
     )  # fmt: skip
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 REJECTED = 1
 NOT_SETTABLE = (
-    "reward", "model", "steps", "seed", "run_dir", "trackers", "tasks", "held_out", "gate", "strict", "share", "at_least", "redact",
+    "reward", "model", "steps", "seed", "run_dir", "trackers", "tasks", "held_out", "gate", "strict", "share", "at_least",
+    "redact",
 )  # fmt: skip
 """Keywords that ``--set`` refuses, because the command passes them itself."""
 EXIT_CODES = {"accepted": 0, "rejected": REJECTED, "stopped": ENDED_EARLY, "training": MAY_PASS}
