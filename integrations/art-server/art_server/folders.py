@@ -47,7 +47,8 @@ class RunFolders(Mapping[str, Path]):
             yield self.root.name or "run", self.root
             return
         for path in sorted(sorted(self.root.iterdir()), key=_opened, reverse=True):
-            if not path.name.startswith(".") and (path / STORE).is_file():
+            twice = path.is_symlink() and path.resolve().parent == self.root
+            if not path.name.startswith(".") and not twice and (path / STORE).is_file():
                 yield path.name, path
 
 

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from art_core.errors import StoreError
 from art_server import conversations, decision, paired, reading, responses
 from art_server.plain import readable
+from art_server.rounds import rounds_of
 from art_server.search import Indexes
 from art_server.store_view import Order, Outcome, RolloutFilter
 from art_server.token_texts import TokenTexts
@@ -55,12 +56,13 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
             raise HTTPException(404, f"no run {readable(run)!r}; /api/runs lists the existing ones") from None
 
     @router.get("")
-    def list_runs(limit: Limit = 100, offset: Offset = 0) -> responses.Page[responses.RunSummary]:
+    def list_runs(limit: Limit = 100, offset: Offset = 0) -> responses.Runs:
         """List the runs, the most recently started first."""
         names = list(folders)
         page = {name: folders.get(name) for name in names[offset : offset + limit]}
         items = [reading.run_summary(readable(name), folder) for name, folder in page.items() if folder is not None]
-        return responses.Page(total=len(names), limit=limit, offset=offset, items=items)
+        rounds = rounds_of(folders)
+        return responses.Runs(total=len(names), limit=limit, offset=offset, items=items, rounds=rounds)
 
     @router.get("/{run}/compare/{other}", responses=REFUSED)
     def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.RunsComparison:

@@ -70,6 +70,34 @@ class RunSummary(BaseModel):
     problem: str | None = Field(None, description="Why the run can't be read.")
 
 
+class Round(BaseModel):
+    """A round of `art retrain`."""
+
+    name: str = Field(description="Of its run.")
+    state: str = Field(description="`training`, `accepted`, `rejected`, `stopped` or `rolled back`.")
+    why: str = Field(description="What its state is due to; may be empty.")
+    start: str = Field(description="The model or run whose weights it began with.")
+    began: float | None = Field(description="Unix time.")
+    new: int = Field(description="Training tasks from production.")
+    older: int = Field(description="Training tasks of earlier rounds.")
+    held_out: int
+    before: Json = Field(description="The result of the held-out tasks with the weights it began with.")
+    after: Json
+    difference: float | None = Field(description="Of success if `counts_successes`, else of the reward.")
+    low: float | None = Field(description="Of its 95 % interval.")
+    high: float | None
+    counts_successes: bool
+    rollouts: int = Field(description="Of the training.")
+    seconds: float | None = Field(description="Of the training.")
+    judge_cost: float | None = Field(description="In US dollars.")
+
+
+class Runs(Page[RunSummary]):
+    """A page of runs, and the rounds that they are of."""
+
+    rounds: list[Round] = Field(description="Newest first; empty for runs that `art retrain` didn't make.")
+
+
 class Split(BaseModel):
     split: str | None
     rollouts: int

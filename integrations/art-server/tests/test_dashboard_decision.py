@@ -1,5 +1,7 @@
 """The first screen answers what a person decides by, for five kinds of runs, on a desktop and on a phone; runs are compared."""
 
+import json
+
 import pytest
 from kinds_of_runs import KINDS, run_of
 from test_dashboard import assert_no_horizontal_scroll
@@ -114,3 +116,27 @@ def test_numerical_health_is_a_line_that_unfolds(runs, desk):
     assert not page.get_by_label("loss").first.is_visible()
     line.click()
     page.locator(".health .u-wrap").first.wait_for()
+
+
+ROUND = {
+    "name": "improved", "began": 1.79e9, "start": "runs/mine", "new": 48, "older": 40, "held_out": 40, "held_out_new": 8,
+    "state": "accepted", "why": "holds: success >= current - 0.02", "ended": 1.79e9 + 900, "measure": "success",
+    "before": {"success": 0.2, "counts_successes": True}, "after": {"success": 0.725, "counts_successes": True},
+    "difference": 0.525, "interval": [0.36, 0.66], "rollouts": 320, "seconds": 540.0, "judge_cost": 1.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE])
+def test_a_folder_of_rounds_shows_what_each_changed_and_cost(tmp_path, desk, viewport):
+    run_of(tmp_path / "improved", "improved")
+    begun = {"name": "round-002", "state": "training", "start": "runs/rounds/improved", "new": 20, "older": 20}
+    (tmp_path / "rounds.json").write_text(json.dumps([ROUND, begun]))
+    page = desk.open(desk.view(tmp_path), viewport=viewport)
+    page.wait_for_selector(".rounds tbody tr")
+    training, accepted = (" ".join(row.inner_text().split()) for row in page.locator(".rounds tbody tr").all())
+    assert training.startswith("round-002 from runs/rounds/improved") and "20 new, 20 older" in training
+    for shown in ("accepted", "holds: success", "20.0 % → 72.5 %", "+52.5 points", "95 %: +36 to +66", "9 min, $1.50"):
+        assert shown in accepted, (shown, accepted)
+    assert_no_horizontal_scroll(page)
+    page.get_by_role("link", name="improved").first.click()
+    page.wait_for_selector(".verdict")

@@ -181,3 +181,19 @@ def test_whatever_is_asked_nothing_breaks(recorded):
             case.call_and_validate(checks=[not_a_server_error, response_schema_conformance])
 
         ask()
+
+
+async def test_rounds_are_listed_with_their_runs_and_the_link_to_one_of_them_is_no_run_of_its_own(tmp_path):
+    record(tmp_path / "round-001")
+    (tmp_path / "current").symlink_to("round-001")
+    (tmp_path / "rounds.json").write_text(
+        '[{"name": "round-001", "state": "accepted", "interval": [0.1], "new": NaN}, 3]'
+    )
+    async with client(tmp_path) as http:
+        listed = (await http.get("/api/runs")).json()
+        assert [run["name"] for run in listed["items"]] == ["round-001"]
+        [round_] = listed["rounds"]
+        assert (round_["name"], round_["state"], round_["new"], round_["low"]) == ("round-001", "accepted", 0, 0.1)
+        for broken in ("{", "5", "\x00"):
+            (tmp_path / "rounds.json").write_text(broken)
+            assert (await http.get("/api/runs")).json()["rounds"] == []

@@ -71,7 +71,8 @@ async function show() {
   const stopped = () => controller.signal.aborted;
   try {
     const runPage = await get("api/runs", { limit: 500 }, controller.signal);
-    if (route.run === null && runPage.items.length === 1) return void location.replace(link(runPage.items[0].name));
+    if (route.run === null && runPage.items.length === 1 && !runPage.rounds.length)
+      return void location.replace(link(runPage.items[0].name));
     const createPage = route.run === null ? runs : PAGES[route.page];
     drawHeader(runPage.items, route);
     if (!createPage) throw Object.assign(new Error("No such page."), { status: 404 });
@@ -79,6 +80,7 @@ async function show() {
     const context = {
       ...route,
       runs: runPage.items,
+      rounds: runPage.rounds,
       info: run,
       signal: controller.signal,
       link,

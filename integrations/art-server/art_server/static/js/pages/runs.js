@@ -1,8 +1,8 @@
-// The list of runs.
+// The list of runs, and the rounds that they are of.
 
 import { get } from "../api.js";
 import { emptyCard, fill, h } from "../dom.js";
-import { ago, duration, num } from "../format.js";
+import { ago, duration, num, plural, signed } from "../format.js";
 import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
 
 export async function runs(context) {
@@ -11,6 +11,7 @@ export async function runs(context) {
     selected = new Set();
   let items = context.runs,
     search = "";
+  const history = h("div", {}, roundsCard(context.rounds, context));
   const draw = () => {
     const words = search.toLowerCase().split(/\s+/);
     const shown = items.filter((run) => words.every((word) => searchText(run).includes(word)));
@@ -55,6 +56,7 @@ export async function runs(context) {
     if (page && !rows.contains(document.activeElement)) {
       ({ items } = page);
       draw();
+      fill(history, roundsCard(page.rounds, context));
     }
   }, 5000);
   context.onStop(() => clearInterval(timer));
@@ -85,6 +87,7 @@ export async function runs(context) {
           },
         }),
       ),
+      history,
       h(
         "div",
         { class: "card scroll" },
@@ -92,6 +95,66 @@ export async function runs(context) {
       ),
     ),
   };
+}
+
+const STATE_CLASSES = { training: "accent", accepted: "good", rejected: "warn", stopped: "bad", "rolled back": "bad" };
+
+function roundsCard(rounds, { link, runs }) {
+  if (!rounds.length) return null;
+  const column = (name, kind = "") => h("th", { scope: "col", class: kind }, name),
+    known = new Set(runs.map((run) => run.name));
+  const columns = [
+    ...["Round", "State"].map((name) => column(name)),
+    ...["Tasks", "Held-out", "Change", "Cost", "Begun"].map((name) => column(name, "num")),
+  ];
+  const line = (round) => {
+    const { difference, low, high, counts_successes: points } = round,
+      [scale, unit] = points ? [100, " points"] : [1, ""],
+      at = (value) => signed(scale * value, 3);
+    return h(
+      "tr",
+      {},
+      h(
+        "td",
+        { class: "wide" },
+        known.has(round.name) ? h("a", { href: link(round.name), "data-item": true }, round.name) : round.name,
+        h("p", { class: "small soft" }, `from ${round.start}`),
+      ),
+      h(
+        "td",
+        { class: "pairs", "data-name": "State" },
+        h("span", { class: `chip status ${STATE_CLASSES[round.state] ?? ""}` }, round.state),
+        round.why && h("p", { class: "small soft" }, round.why),
+      ),
+      h("td", { class: "num", "data-name": "Tasks" }, `${round.new} new, ${round.older} older`),
+      h(
+        "td",
+        { class: "num pairs", "data-name": "Held-out" },
+        `${evaluationResult(round.before)} → ${evaluationResult(round.after)} `,
+        h("small", {}, plural(round.held_out, "task")),
+      ),
+      h(
+        "td",
+        { class: "num pairs", "data-name": "Change" },
+        difference === null ? "–" : `${at(difference)}${unit} `,
+        difference === null || low === null ? null : h("small", {}, `95 %: ${at(low)} to ${at(high)}`),
+      ),
+      h(
+        "td",
+        { class: "num", "data-name": "Cost" },
+        cost(round),
+        " ",
+        h("small", {}, plural(round.rollouts, "rollout")),
+      ),
+      h("td", { class: "num", "data-name": "Begun" }, round.began ? ago(round.began) : "–"),
+    );
+  };
+  return h(
+    "div",
+    { class: "card scroll rounds" },
+    h("h2", {}, "Rounds of art retrain"),
+    h("table", { class: "stack runs" }, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rounds.map(line))),
+  );
 }
 
 const searchText = (run) =>
