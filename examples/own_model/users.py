@@ -13,7 +13,7 @@ from app import agent, client
 
 PROJECTS = "Falcon Orion Apollo Titan Nova Atlas Comet Phoenix Zephyr Delta Pine Quail Robin Sable Tulip"
 NEW_PROJECTS = (
-    "Cobalt Ember Nimbus Onyx Raven Willow Acorn Birch Cedar Dune Fern Heron Ivory Jasper Lotus Maple Otter Pearl"
+    "Cobalt Ember Nimbus Onyx Raven Willow Birch Cedar Dune Garnet Hazel Iris Juniper Kestrel Lotus Mango Maple Nectar"
 )
 EACH_WEEK = 6
 KINDS = "budget launch audit review contract invoice survey inspection"

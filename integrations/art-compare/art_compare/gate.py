@@ -52,6 +52,8 @@ class Verdict:
     state: State
     value: float
     bound: float
+    met: bool
+    """Whether the value meets the bound, as far as these tasks go."""
     tasks: int
     advice: str = ""
 
@@ -108,7 +110,8 @@ def judge(condition: Condition, comparison: Comparison, side: int) -> Verdict:
     bound = condition.factor * other + condition.constant
     state = _state(condition, pairs)
     advice = _advice(pairs) if state == "not shown" and how.points and condition.factor == 1 else ""
-    return Verdict(condition.text, name, state, value, bound, len(pairs), advice)
+    met = value >= bound if condition.at_least else value <= bound
+    return Verdict(condition.text, name, state, value, bound, met, len(pairs), advice)
 
 
 def _state(condition: Condition, pairs: np.ndarray) -> State:

@@ -19,19 +19,17 @@ from art_core.errors import ConfigError
 from art_core.plugin_api import check_settings, model_folder, plural, task_id
 from art_core.store.run_folder import last_checkpoint
 from art_core.types import Reward
-from art_improve.history import History, Round, is_run
+from art_improve.history import History, Round, State, is_run
 from art_tasks.traffic import curate, read
 from art_tasks.traffic.curate import Redact, as_lines
 from art_tasks.traffic.redact import Redactor
 
 if TYPE_CHECKING:
-    from art_compare import Comparison
+    from art_compare import Comparison, Verdict
     from art_core import TrainResult
 
 SIDES = ("current", "new")
 """The names of the weights, before and after a round, in a gate."""
-MARGIN = 0.02
-"""How much lower the measure may be by the default gate."""
 DECIDED = ("eval_tasks", "eval_temperatures", "allow_changes", "dry_run", "command")
 TRAIN, HELD_OUT = "tasks.jsonl", "held_out.jsonl"
 
@@ -61,7 +59,7 @@ async def retrain(
     ``tasks``, in ``held_out`` or of an earlier round. The ``share`` of the newest conversations is held out, beside all tasks
     that were held out before. The rest is trained on, with as many older tasks, for so many ``steps``, from the weights that
     were accepted last (at first ``model``: as in ``train``, or a run folder). ``gate`` compares ``new`` with ``current``; the
-    default is ``"success >= current - 0.02"``. ``strict``: it must be shown to hold, not only not to fail.
+    default is ``"success >= current"``, or of the reward. ``strict``: the tasks must show that it holds.
 
     Returns the round, or None with fewer than ``at_least`` new tasks. ``run_dir`` keeps all rounds: ``rounds.json``, a run
     folder for each, and the link ``current`` to the one accepted last. The same call continues a round that was interrupted.
@@ -200,17 +198,22 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
     difference = comparison.difference(measure, 1)
     if difference is None:
         return replace(round_, state="stopped", why="no held-out task was scored both before and after")
-    comparison = compare(*sides, gate=gate or f"{measure} >= current - {MARGIN}")
+    comparison = compare(*sides, gate=gate or f"{measure} >= current")
     return replace(
         round_, state=_state(comparison, strict), measure=measure, difference=difference.value, interval=difference.interval,
-        why="; ".join(f"{it.state}: {it.condition}" for it in comparison.verdicts),
+        why="; ".join(map(_said, comparison.verdicts)),
     )  # fmt: skip
 
 
-def _state(comparison: Comparison, strict: bool) -> Any:
-    states = {verdict.state for verdict in comparison.verdicts}
-    refused = "fails" in states or (strict and "not shown" in states)
-    return "rejected" if refused else "accepted"
+def _state(comparison: Comparison, strict: bool) -> State:
+    """A condition that is met, but not shown to hold, is enough unless ``strict``."""
+    met = (it.state == "holds" or (it.state == "not shown" and it.met and not strict) for it in comparison.verdicts)
+    return "accepted" if all(met) else "rejected"
+
+
+def _said(verdict: Verdict) -> str:
+    state = verdict.state if verdict.state != "not shown" else "met, not shown" if verdict.met else "not met"
+    return f"{state}: {verdict.condition}"
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

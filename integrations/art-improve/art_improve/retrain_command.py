@@ -46,10 +46,10 @@ def retrain(
     steps: Annotated[int, typer.Option(help="Optimizer steps of a round.")] = 20,
     gate: Annotated[
         str | None,
-        typer.Option(help="Conditions for the new weights, as of `art compare`; default: 'success >= current - 0.02'."),
+        typer.Option(help="Conditions for the new weights, as of `art compare`; default: 'success >= current'."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Accept only if the tasks show that the gate holds, not only that it doesn't fail.")
+        bool, typer.Option("--strict", help="Accept only if the tasks show that the gate holds, beyond chance.")
     ] = False,
     share: Annotated[float, typer.Option(help="Share of the new conversations to hold out.")] = 0.2,
     at_least: Annotated[int, typer.Option(min=1, help="With fewer new training tasks, do nothing.")] = 20,

@@ -103,8 +103,12 @@ async def test_weights_that_fail_the_gate_do_not_count(traffic, tmp_path):
     rejected = await retrain(ScriptedAgent(), traffic(1), **{**call, "gate": "failed >= 1"})
     assert rejected.state == "rejected" and rejected.why == "fails: failed >= 1"
     assert not (folder / "current").exists()
+    lower = await retrain(
+        ScriptedAgent(), traffic(1), **{**call, "run_dir": tmp_path / "other", "gate": "reward >= 1000000"}
+    )
+    assert (lower.state, lower.why) == ("rejected", "not met: reward >= 1000000")
     unsure = await retrain(ScriptedAgent(), traffic(2), **{**call, "gate": "failed <= 0.5", "strict": True})
-    assert (unsure.state, unsure.why, unsure.start) == ("rejected", "not shown: failed <= 0.5", "tiny")
+    assert (unsure.state, unsure.why, unsure.start) == ("rejected", "met, not shown: failed <= 0.5", "tiny")
 
 
 @pytest.mark.system
@@ -169,7 +173,7 @@ def test_the_command_shows_all_rounds_and_its_exit_code_says_what_became_of_the_
     ended = CliRunner().invoke(command(), [*given.split(), *settings])
     assert ended.exit_code == 0, ended.output
     assert "rounds/current leads to round-001; a gateway with --upstream mine=rounds/current" in ended.stdout
-    assert "reward >= current - 0.02" in ended.stdout and "next: art view rounds" in ended.stdout
+    assert "met, not shown: reward >= current" in ended.stdout and "next: art view rounds" in ended.stdout
     traffic(2)
     ended = CliRunner().invoke(command(), [*given.split(), *settings, "--gate", "failed >= 1"])
     assert ended.exit_code == 1, ended.output
