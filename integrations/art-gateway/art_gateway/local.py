@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from art_core import TrainConfig
 from art_core.capture import FixedVersion
@@ -11,6 +12,9 @@ from art_core.plugin_api import Plugins, model_folder
 from art_core.store import recorded_settings
 from art_core.store.run_folder import checkpoint_step, last_checkpoint
 from art_core.types import JsonDict, Weights
+
+if TYPE_CHECKING:
+    from art_gateway.routing import Server
 
 FORMATS = ("tool_parser", "tool_format", "reasoning_parser", "max_context", "max_tokens")
 """Settings of a run that its model is served with."""
@@ -25,9 +29,11 @@ class LocalUpstream(FixedVersion):
 
     def __init__(self, model: str, plugins: Plugins) -> None:
         self._model = model
+        if Path(model).expanduser().is_symlink():  # it may lead elsewhere tomorrow
+            model = str(Path(model).expanduser().resolve())
+        self.folder = model
         begun = recorded_settings(model)
-        folder = Path(model).expanduser()
-        newest = last_checkpoint(folder.resolve() if folder.is_symlink() else folder)
+        newest = last_checkpoint(Path(model).expanduser())
         if begun and newest is None:
             raise ConfigError(f"{model} is a run folder without a checkpoint; wait for its first step, or pass a model")
         self.base_url = f"the embedded engine with {newest or model}"
@@ -54,16 +60,13 @@ class LocalUpstream(FixedVersion):
 
 
 class Link:
-    """A symbolic link to a run folder, such as ``art retrain`` keeps. Called, it returns an upstream once it leads elsewhere."""
+    """A symbolic link to a run folder, such as ``art retrain`` keeps."""
 
     def __init__(self, path: Path, plugins: Plugins) -> None:
         self._path, self._plugins = path, plugins
-        self._target = path.resolve()
 
-    def __call__(self) -> LocalUpstream | None:
-        """Return None if it leads where it led before. Raises ConfigError, once, if there is nothing to serve."""
-        target = self._path.resolve()
-        if target == self._target:
-            return None
-        self._target = target
-        return LocalUpstream(str(self._path), self._plugins)
+    def __call__(self, served: Server) -> LocalUpstream | None:
+        """Return an upstream for the run that it leads to; None if that is ``served``. Raises ConfigError as LocalUpstream."""
+        folder = str(self._path.resolve())
+        served_folder = served.folder if isinstance(served, LocalUpstream) else None
+        return None if folder == served_folder else LocalUpstream(folder, self._plugins)

@@ -1,6 +1,7 @@
 """A candidate beside the provider: which conversations it answers, what happens when it fails, and when its share changes."""
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 
@@ -13,10 +14,11 @@ from art_core.capture import HttpUpstream
 from art_core.errors import ConfigError
 from art_core.plugin_api import Plugins
 from art_gateway import dialects
+from art_gateway.canary import gateway
 from art_gateway.canary.gateway import CanaryGateway
 from art_gateway.canary.routes import Candidate
 from art_gateway.canary.trial import Rule
-from art_gateway.local import Link
+from art_gateway.local import Link, LocalUpstream
 from art_gateway.text import TextUpstream
 
 
@@ -249,53 +251,127 @@ async def test_a_candidate_under_another_name_starts_anew(start, provider, upstr
         assert desk.gateway.routes.share == 0.25
 
 
-class Refusing(HttpUpstream):
+class Watched(HttpUpstream):
+    """Notes when it is stopped; ``refuses`` to start."""
+
+    def __init__(self, url, *, refuses=False):
+        super().__init__(url)
+        self.refuses, self.stopped = refuses, asyncio.Event()
+
     async def start(self):
-        raise ConfigError("there is no model in it")
+        if self.refuses:
+            raise RuntimeError("out of memory")
+
+    async def stop(self):
+        self.stopped.set()
+        await super().stop()
+
+
+def from_queue(waiting):
+    return lambda _: waiting.popleft() if waiting else None
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A gateway that looks for a successor all the time."""
+    monkeypatch.setattr(gateway, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(gateway, "RETRY_SECONDS", 0.01)
+
+
+@contextlib.asynccontextmanager
+async def following(desk):
+    task = asyncio.gather(*desk.gateway.chores())
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def test_a_successor_begins_at_the_first_share_and_calls_in_flight_end_where_they_began(
-    canary, upstream, another_upstream, until
+    canary, upstream, another_upstream, until, impatient
 ):
+    waiting, first = deque(), Watched(upstream.url)
+    async with (
+        another_upstream() as newer,
+        canary(0.9, successor=from_queue(waiting)) as desk,
+    ):
+        await desk.gateway._replace(first)
+        desk.gateway.routes.change(1.0, "it is good")
+        async with following(desk):
+            await say(desk, "Please do task-000.", path="/rollouts/before")
+            upstream.may_answer.clear()
+            asked = asyncio.create_task(say(desk, "Please do task-001.", path="/rollouts/a"))
+            await until(lambda: upstream.open)
+            refusing = Watched(newer.url, refuses=True)
+            waiting.extend([refusing, HttpUpstream(newer.url)])
+            await until(lambda: desk.gateway.routes.share == 0.9)
+            newest = desk.gateway.routes.as_json()["history"][-1]
+            assert newest["candidate"] == f"mine {newer.url}" and newest["why"] == "it is new"
+            assert refusing.stopped.is_set() and not first.stopped.is_set()
+            for number in range(20):
+                status, answer, _ = await say(desk, f"Please do task-{number:03}.", path=f"/rollouts/{number}")
+                assert status == 200
+            assert len(newer.requests) >= 10 and len(upstream.requests) == 2
+            calls = newest["calls"]
+            upstream.may_answer.set()
+            status, answer, _ = await asked
+            assert (status, said(answer)) == (200, "Please do task-001.")
+            await asyncio.wait_for(first.stopped.wait(), 60)
+            assert newest["calls"] == calls == len(newer.requests), "the old one's calls don't count for the new one"
+            _, answer, _ = await say(desk, "Please do task-002.", path="/rollouts/before")
+            assert said(answer) == "answer to task-002", "the provider continues what the old one began"
+
+
+async def test_failures_of_the_one_that_was_replaced_are_not_held_against_its_successor(
+    canary, upstream, another_upstream, until, impatient
+):
+    waiting, rule = deque(), Rule((0.5, 0.75))
+    async with (
+        another_upstream() as newer,
+        canary(0.5, rule=rule, successor=from_queue(waiting)) as desk,
+    ):
+        desk.gateway.routes.change(1.0, "it is good")
+        async with following(desk):
+            upstream.may_answer.clear()
+            asked = [asyncio.create_task(say(desk, "Please do task-001.", path=f"/rollouts/{n}")) for n in range(10)]
+            await until(lambda: upstream.open == 10)
+            waiting.append(HttpUpstream(newer.url))
+            await until(lambda: desk.gateway.routes.share == 0.5)
+            await upstream.stop()
+            upstream.may_answer.set()
+            assert [said(answer) for _, answer, _ in await asyncio.gather(*asked)] == ["answer to task-001"] * 10
+            newest = desk.gateway.routes.as_json()["history"][-1]
+            assert (newest["share"], newest["calls"], newest["failures"], newest["missed"]) == (0.5, 0, 0, 0)
+
+
+async def test_a_share_that_a_person_took_away_stays_away(canary, upstream, another_upstream, until, impatient):
     waiting = deque()
     async with (
         another_upstream() as newer,
-        canary(0.9, successor=lambda: waiting.popleft() if waiting else None) as desk,
+        canary(0.9, successor=from_queue(waiting)) as desk,
     ):
-        desk.gateway.routes.change(1.0, "it is good")
-        following = asyncio.gather(*desk.gateway.chores())
-        upstream.may_answer.clear()
-        asked = asyncio.create_task(say(desk, "Please do task-001.", path="/rollouts/a"))
-        await until(lambda: upstream.open)
-        waiting.extend([Refusing(upstream.url), HttpUpstream(newer.url)])
-        await until(lambda: desk.gateway.routes.share == 0.9)
-        [_, _, newest] = desk.gateway.routes.as_json()["history"]
-        assert newest["candidate"] == f"mine {newer.url}" and newest["why"] == "it is new"
-        for number in range(20):
-            status, answer, _ = await say(desk, f"Please do task-{number:03}.", path=f"/rollouts/{number}")
-            assert status == 200
-        assert len(newer.requests) >= 10 and len(upstream.requests) == 1
-        upstream.may_answer.set()
-        status, answer, _ = await asked
-        assert (status, said(answer)) == (200, "Please do task-001.")
-        status, answer, _ = await say(desk, "Please do task-002.", path="/rollouts/a")
-        assert said(answer) == "Please do task-002." == newer.requests[-1]["messages"][-1]["content"]
-        following.cancel()
+        await desk.order("POST", "/routes", {"share": 0, "why": "it is rude"})
+        async with following(desk):
+            waiting.append(HttpUpstream(newer.url))
+            await until(lambda: len(desk.gateway.routes.as_json()["history"]) == 3)
+            newest = desk.gateway.routes.as_json()["history"][-1]
+            assert (newest["share"], newest["why"]) == (0.0, "it is new, and a person set 0 %")
 
 
-def test_a_link_has_a_successor_once_it_leads_elsewhere(tmp_path):
+def test_a_link_has_a_successor_while_it_leads_elsewhere(tmp_path):
     link = tmp_path / "current"
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     link.symlink_to("one")
     successor = Link(link, Plugins())
-    assert successor() is None
+    served = LocalUpstream(str(link), Plugins())
+    assert served.base_url.endswith("/one") and successor(served) is None
     link.unlink()
     link.symlink_to("other")
-    assert successor() is not None and successor() is None
+    newer = successor(served)
+    assert newer.base_url.endswith("/other") and successor(newer) is None and successor(served) is not None
     link.unlink()
     link.symlink_to("nowhere")
     with pytest.raises(ConfigError):
-        successor()
-    assert successor() is None
+        successor(newer)

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from art_core.capture import TIMED_OUT, Exchange, Refused
-from art_core.errors import ArtError, StoreError, UpstreamError
+from art_core.errors import StoreError, UpstreamError
 from art_core.types import JsonDict
 from art_gateway.app import Gateway, Limits
 from art_gateway.canary.routes import FOLLOW_SECONDS, Routes
@@ -34,6 +34,8 @@ log = logging.getLogger("art_gateway")
 ROUTES = "/routes"
 FINAL = frozenset({401, 403, 408, 409, 413, 421})
 """Statuses of refusals that the provider's side would repeat."""
+RETRY_SECONDS = 60.0
+"""Pause before a successor that couldn't start is tried again."""
 LATENCIES = 1000
 """The newest calls of each side whose seconds are kept."""
 
@@ -47,6 +49,8 @@ class Outcome(Enum):
     FAILED = auto()
     LEFT_ALONE = auto()
     """Its own, but it was down, or could not have answered."""
+    REPLACED = auto()
+    """Another candidate took its place meanwhile, which has nothing to do with this request."""
 
 
 class CanaryGateway(TextGateway):
@@ -80,26 +84,27 @@ class CanaryGateway(TextGateway):
         follow = [] if self.routes.candidate.successor is None else [self._follow(self.routes.candidate.successor)]
         return [self.routes.follow(), *follow]
 
-    async def _follow(self, successor: Callable[[], Server | None]) -> None:
+    async def _follow(self, successor: Callable[[Server], Server | None]) -> None:
         """Let each successor answer as soon as it has started, until cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             try:
-                upstream = successor()
+                upstream = successor(self.routes.candidate.upstream)
                 if upstream is not None:
-                    await upstream.start()
+                    await _started(upstream)
                     await self._replace(upstream)
-            except ArtError as error:
-                log.warning(
-                    "%s stays as it is, because its successor can't start: %s", self.routes.candidate.name, error
+            except Exception:  # whatever it is, the served one can still answer
+                log.exception(
+                    "%s could not be replaced; trying again in %g s", self.routes.candidate.name, RETRY_SECONDS
                 )
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _replace(self, upstream: Server) -> None:
         """Let ``upstream`` answer calls that begin now, and stop the one before it after its calls in flight."""
         [before], inside = self._candidates.backends, self._mine.rollouts_inside
         self._candidates.backends = [Backend(upstream)]
         self._seconds[self.routes.candidate.name].clear()
-        self.routes.replace(upstream)
+        self.routes.replace(upstream, inside)
         try:
             while inside := inside & self._mine.rollouts_inside:
                 await asyncio.sleep(FOLLOW_SECONDS)
@@ -126,23 +131,24 @@ class CanaryGateway(TextGateway):
             return
         if outcome is Outcome.NOT_ITS_OWN:
             self._seconds[self.routes.candidate.live].append(time.monotonic() - began)
-        else:
+        elif outcome is not Outcome.REPLACED:
             self.routes.missed()
         if outcome is Outcome.FAILED:
             self.routes.answered(failed=True)
 
     async def _ask_candidate(self, exchange: Exchange, scope: Scope, rollout_id: str) -> Outcome:
         """Let the candidate answer, if the conversation is its own."""
-        began, [backend] = time.monotonic(), self._candidates.backends
+        began = time.monotonic()
         async with exchange.answering_errors(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             self._check_page(exchange)
             self._admit(exchange)
             if not self.routes.candidate_answers(rollout_id):
                 return Outcome.NOT_ITS_OWN
+            await self.ledger.keep_up()
+            [backend] = self._candidates.backends
             if not backend.up:
                 return Outcome.LEFT_ALONE
-            await self.ledger.keep_up()
             try:
                 await self._mine._call(rollout_id, exchange)
             except StoreError:
@@ -151,16 +157,20 @@ class CanaryGateway(TextGateway):
                 if (isinstance(error, Refused) and error.status in FINAL) or getattr(error, "code", None) == "stopping":
                     raise
                 log.warning("%s failed: %s: %s", self.routes.candidate.name, type(error).__name__, error)
-                outcome = self._judge(error, backend)
+                outcome = self._judge(error, backend) if self._is_served(backend) else Outcome.REPLACED
                 if not exchange.started:
                     return outcome
                 if outcome is Outcome.FAILED:
                     self.routes.answered(failed=True)
                 raise
-            if exchange.finished and not exchange.dialect.counts_tokens:
+            if exchange.finished and not exchange.dialect.counts_tokens and self._is_served(backend):
                 self._seconds[self.routes.candidate.name].append(time.monotonic() - began)
                 self.routes.answered(failed=False)
         return Outcome.DONE
+
+    def _is_served(self, backend: Backend) -> bool:
+        """Whether no other candidate took its place."""
+        return self._candidates.backends[0] is backend
 
     def _judge(self, error: Exception, backend: Backend) -> Outcome:
         """Return whether an error counts as a failure. Calls that fail together, because it is down, count once."""
@@ -181,7 +191,7 @@ class CanaryGateway(TextGateway):
         self._check_commander()
         if exchange.method == "POST":
             share, why = read_change(await exchange.body(MAX_COMMAND_BYTES))
-            self.routes.change(share, why)
+            self.routes.change(share, why, by_hand=True)
             await asyncio.wrap_future(self.ledger.saved())
         elif exchange.method != "GET":
             raise Refused("use GET /routes or POST /routes", status=405)
@@ -190,6 +200,15 @@ class CanaryGateway(TextGateway):
     def status(self) -> JsonDict:
         """Return the answer to ``GET /status``."""
         return super().status() | {"share": self.routes.share}
+
+
+async def _started(upstream: Server) -> None:
+    """Start an upstream; if it can't start, stop what has started of it."""
+    try:
+        await upstream.start()
+    except BaseException:
+        await upstream.stop()
+        raise
 
 
 class _Request:

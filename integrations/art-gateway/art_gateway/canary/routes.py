@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -58,8 +58,8 @@ class Candidate:
     """Seconds for its answer, or the next part of a stream, until the provider answers instead."""
     model: str | None = None
     """What its server calls its model."""
-    successor: Callable[[], Server | None] | None = None
-    """Returns the upstream that answers in its place from now on, if there is one."""
+    successor: Callable[[Server], Server | None] | None = None
+    """Returns the upstream that should replace the given one; None: no other."""
 
     @property
     def identity(self) -> str:
@@ -78,8 +78,8 @@ class Routes:
         self._history: list[JsonDict] = store.meta(META, [])
         self._answerer: OrderedDict[str, str] = OrderedDict()
         """The newest conversations -> who answers them."""
-        mine = "SELECT rollout_id FROM rollouts WHERE split = ? ORDER BY seq DESC LIMIT ?"
-        for (conversation,) in reversed(store.rows(mine, (candidate.name, REMEMBERED // 2))):
+        mine = "SELECT rollout_id FROM rollouts WHERE split = ? AND started >= ? ORDER BY seq DESC LIMIT ?"
+        for (conversation,) in reversed(store.rows(mine, (candidate.name, self._since(), REMEMBERED // 2))):
             self._answerer[conversation] = candidate.name
         self.continues = bool(self._history) and self._history[-1]["candidate"] == candidate.identity
         """Whether its share is what it was when the last gateway of this run folder ended."""
@@ -94,18 +94,38 @@ class Routes:
         """The candidate's present share."""
         return self._history[-1]["share"]
 
-    def replace(self, upstream: Server) -> None:
-        """Continue with another candidate of the same name, at the first share."""
-        self.candidate = replace(self.candidate, upstream=upstream)
-        self.change(self.candidate.share, NEW)
+    def _since(self) -> float:
+        """Return when the present candidate began; conversations from before are the provider's now."""
+        began = time.time()
+        for change in reversed(self._history):
+            if change["candidate"] != self.candidate.identity:
+                break
+            began = change["at"]
+        return began
 
-    def change(self, share: float, why: str) -> None:
-        """Give the candidate another share from now on. The next trial counts only conversations that begin from now on."""
+    def replace(self, upstream: Server, inside: Collection[str]) -> None:
+        """Continue with another candidate of the same name, at the first share; at 0 if a person took the share away.
+
+        The provider continues the old candidate's conversations, except those with a call in flight (``inside``).
+        """
+        last, self.candidate = self._history[-1], replace(self.candidate, upstream=upstream)
+        self._answerer = OrderedDict(pair for pair in self._answerer.items() if pair[0] in inside)
+        if last.get("by_hand") and not last["share"]:
+            self.change(0.0, f"{NEW}, and a person set 0 %", by_hand=True)
+        else:
+            self.change(self.candidate.share, NEW)
+
+    def change(self, share: float, why: str, *, by_hand: bool = False) -> None:
+        """Give the candidate another share from now on. The next trial counts only conversations that begin from now on.
+
+        ``by_hand``: a person decided.
+        """
         identity = self.candidate.identity
         if self._history and (self._history[-1]["candidate"], self.share) == (identity, share):
             return
         counts = {"calls": 0, "failures": 0, "missed": 0}
-        self._history.append({"at": time.time(), "share": share, "candidate": identity, "why": why, **counts})
+        change = {"at": time.time(), "share": share, "candidate": identity, "why": why, "by_hand": by_hand}
+        self._history.append(change | counts)
         self._save()
         log.info("%s answers %.4g %% of the conversations: %s", self.candidate.name, 100 * share, why)
         self._begin_trial()
