@@ -55,8 +55,10 @@ def numbers(report: Report, price: Price | None) -> dict[str, list[float]]:
     """Return of each rollout what ``MEASURES`` sums up; NaN for what isn't known of it."""
     trajectories = report.trajectories
     tokens = [_tokens(trajectory) for trajectory in trajectories]
+    # A rollout that could not be scored says nothing, unless the agent failed.
+    unscored = [not report.counts_successes or (it.reward is None and it.error is None) for it in trajectories]
     return {
-        "success": report.successes if report.counts_successes else [UNKNOWN] * len(trajectories),
+        "success": [UNKNOWN if no else value for no, value in zip(unscored, report.successes, strict=True)],
         "reward": [UNKNOWN if it.reward is None else it.reward for it in trajectories],
         "failed": [float(it.error is not None) for it in trajectories],
         "cost": [_cost(it, price) for it in trajectories],

@@ -30,13 +30,13 @@ class Round:
     new: int
     """Training tasks from production."""
     older: int
-    """Training tasks of earlier rounds."""
+    """Training tasks that were trained on before."""
     held_out: int
     held_out_new: int
-    """Of these, those from production."""
+    """Held-out tasks from production that no earlier round had."""
     state: State = "training"
     why: str = ""
-    """What its state is due to: the gate's verdicts, or why the training ended early or the canary took its share away."""
+    """The reason for the state: the gate's conditions, or what ended the round."""
     ended: float | None = None
     before: JsonDict | None = None
     """The report of the held-out tasks with the weights it began with."""
@@ -45,17 +45,17 @@ class Round:
     """What ``difference`` is of: ``success``, or ``reward`` if the reward doesn't count successes."""
     difference: float | None = None
     interval: tuple[float, float] | None = None
-    """Of the difference; 95 %."""
+    """The 95 % interval of the difference."""
     rollouts: int = 0
-    """Of the training."""
+    """Rollouts of the training, without the held-out tasks."""
     seconds: float = 0.0
-    """Of the training."""
+    """Seconds of training, without the held-out tasks."""
     judge_cost: float | None = None
-    """US dollars."""
+    """US dollars, for all rollouts."""
 
 
 class History:
-    """The rounds in a folder. Raises ConfigError if another process has it open."""
+    """The rounds in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,14 +65,22 @@ class History:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[History]:
-        """Yield the history; nobody else can change it in the meantime."""
+        """Yield the history for changes. Raises ConfigError if another process has it open."""
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             hold(lock, f"another art retrain is at work in {folder}; wait for it, or pass another run_dir")
-            yield cls(folder)
+            history = cls(folder)
+            history.link()
+            yield history
 
     def run_dir(self, round_: Round) -> Path:
         return self.folder / round_.name
+
+    def next_name(self) -> str:
+        """Return a name that no round and no folder has."""
+        names = {*(each.name for each in self.rounds), *(path.name for path in self.folder.glob("round-*"))}
+        numbers = [int(number) for name in names if (number := name.removeprefix("round-")).isdecimal()]
+        return f"round-{max(numbers, default=0) + 1:03}"
 
     @property
     def unfinished(self) -> Round | None:
@@ -80,21 +88,28 @@ class History:
         return self.rounds[-1] if self.rounds and self.rounds[-1].state == "training" else None
 
     @property
+    def accepted(self) -> list[Round]:
+        """The accepted rounds whose run folders still exist."""
+        return [each for each in self.rounds if each.state == "accepted" and is_run(self.run_dir(each))]
+
+    @property
     def current(self) -> Path | None:
-        """The run folder that was accepted last; None if none was."""
-        accepted = [it for it in self.rounds if it.state == "accepted"]
-        return self.run_dir(accepted[-1]) if accepted else None
+        """The run folder that was accepted last; at first the one that the first round began with. None if that is no run."""
+        if self.accepted:
+            return self.run_dir(self.accepted[-1])
+        start = Path(self.rounds[0].start) if self.rounds else None
+        return start if start and is_run(start) else None
 
     def put(self, round_: Round) -> None:
         """Add a round, or replace the one of its name."""
-        self.rounds = [*(it for it in self.rounds if it.name != round_.name), round_]
-        self.rounds.sort(key=lambda it: it.began)
-        write_whole(self.folder / FILE, json.dumps([asdict(it) for it in self.rounds], indent=2))
-        self.link(self.current)
+        others = [each for each in self.rounds if each.name != round_.name]
+        self.rounds = sorted([*others, round_], key=lambda each: each.name)
+        write_whole(self.folder / FILE, json.dumps([asdict(each) for each in self.rounds], indent=2))
+        self.link()
 
-    def link(self, run: Path | None) -> None:
-        """Let ``current`` lead to a run folder. Without one, it stays as it is."""
-        link = self.folder / CURRENT
+    def link(self) -> None:
+        """Let the link lead to ``current``. Without one it stays as it is."""
+        run, link = self.current, self.folder / CURRENT
         if run is None or (link.is_symlink() and link.resolve() == run.resolve()):
             return
         temporary = self.folder / f".{CURRENT}"
@@ -102,25 +117,27 @@ class History:
         temporary.symlink_to(os.path.relpath(run.resolve(), self.folder.resolve()))
         os.replace(temporary, link)
 
-    def take_over_rollback(self, traffic: Path) -> Round | None:
-        """Mark the accepted round as rolled back if the gateway that recorded ``traffic`` gave it no share in the end."""
-        accepted = [it for it in self.rounds if it.state == "accepted"]
-        why = accepted and _rolled_back(traffic, self.run_dir(accepted[-1]))
-        if not why:
-            return None
-        round_ = replace(accepted[-1], state="rolled back", why=why)
-        self.put(round_)
-        return round_
+    def take_over_rollbacks(self, traffic: Path) -> list[Round]:
+        """Mark accepted rounds as rolled back whose share the gateway that recorded ``traffic`` took away, and return them."""
+        store = traffic if traffic.suffix == ".sqlite" else traffic / STORE
+        if not store.is_file():
+            return []
+        with Store(store) as opened:
+            changes = opened.meta("routes", [])
+        marked = []
+        for round_ in self.accepted:
+            if why := _rolled_back(changes, self.run_dir(round_)):
+                marked.append(replace(round_, state="rolled back", why=why))
+                self.put(marked[-1])
+        return marked
 
 
-def _rolled_back(traffic: Path, run: Path) -> str | None:
-    """Return why a gateway's candidate, the newest checkpoint of ``run``, has no share; None if it has, or isn't known."""
-    newest = last_checkpoint(run.resolve())
-    if newest is None or not is_run(traffic):
-        return None
-    with Store(traffic / STORE) as opened:
-        changes = [it for it in opened.meta("routes", []) if it["candidate"].endswith(str(newest))]
-    return changes[-1]["why"] if any(it["share"] for it in changes) and not changes[-1]["share"] else None
+def _rolled_back(changes: list[JsonDict], run: Path) -> str | None:
+    """Return why a gateway's candidate, the newest checkpoint of ``run``, has no share any more; None if it has one."""
+    newest = last_checkpoint(run)
+    # By its name, because the gateway may know the folder by another path.
+    own = [each for each in changes if newest and each["candidate"].endswith(f"{run.name}/checkpoints/{newest.name}")]
+    return own[-1]["why"] if any(each["share"] for each in own) and not own[-1]["share"] else None
 
 
 def is_run(folder: Path) -> bool:

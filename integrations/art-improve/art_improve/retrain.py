@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import art_core as art
 from art_cli.arguments import load_tasks
+from art_cli.catalogue import how_to_install
 from art_compare import compare
 from art_compare.gate import read_gate
 from art_core.errors import ConfigError
-from art_core.plugin_api import check_settings, model_folder, plural, task_id
+from art_core.plugin_api import check_settings, model_folder, plural
 from art_core.store.run_folder import last_checkpoint
 from art_core.types import Reward
 from art_improve.history import History, Round, State, is_run
-from art_tasks.traffic import curate, read
-from art_tasks.traffic.curate import Redact, as_lines
+from art_improve.round_tasks import HELD_OUT, TRAIN, RoundTasks, find_tasks
 from art_tasks.traffic.redact import Redactor
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 SIDES = ("current", "new")
 """The names of the weights, before and after a round, in a gate."""
 DECIDED = ("eval_tasks", "eval_temperatures", "allow_changes", "dry_run", "command")
-TRAIN, HELD_OUT = "tasks.jsonl", "held_out.jsonl"
 
 
 async def retrain(
@@ -48,6 +47,7 @@ async def retrain(
     share: float = 0.2,
     at_least: int = 20,
     redact: bool = False,
+    restart: bool = False,
     run_dir: str | Path = "runs/rounds",
     seed: int = 0,
     say: Callable[[str], None] = print,
@@ -55,35 +55,38 @@ async def retrain(
 ) -> Round | None:
     """Train on what users asked since the last round, and accept the weights if held-out tasks allow it.
 
-    The tasks are those of ``traffic`` (a source of ``art tasks from``) that are new: none is the same, or nearly, as one in
-    ``tasks``, in ``held_out`` or of an earlier round. The ``share`` of the newest conversations is held out, beside all tasks
-    that were held out before. The rest is trained on, with as many older tasks, for so many ``steps``, from the weights that
-    were accepted last (at first ``model``: as in ``train``, or a run folder). ``gate`` compares ``new`` with ``current``; the
-    default is ``"success >= current"``, or of the reward. ``strict``: the tasks must show that it holds.
+    A task is new unless it is the same, or nearly the same, as one in ``tasks`` or ``held_out``, now or in earlier calls, or of
+    an accepted round. ``traffic`` is a source of ``art tasks from``. The ``share`` of the newest conversations is held out,
+    beside all tasks that were held out before. The training takes ``steps`` steps, on new tasks and as many older ones. It
+    begins with the weights that were accepted last; at first with ``model``, as in ``train``, or a run folder. They are accepted
+    if they meet ``gate``, which compares ``new`` with ``current``; the default is ``"success >= current"``, or of the reward.
+    ``strict``: the tasks must show that the gate holds.
 
     Returns the round, or None with fewer than ``at_least`` new tasks. ``run_dir`` keeps all rounds: ``rounds.json``, a run
-    folder for each, and the link ``current`` to the one accepted last. The same call continues a round that was interrupted.
-    ``settings`` are further keywords of ``train``.
+    folder for each, and the link ``current`` to the one accepted last. A round that was interrupted is continued; ``restart``
+    gives it up and begins a new one. ``settings`` are further keywords of ``train``.
     """
     folder = Path(run_dir).expanduser()
     _check(folder, model, gate, settings)
     with History.opened(folder) as history:
-        if (gone := history.take_over_rollback(Path(traffic).expanduser())) is not None:
-            say(f"{gone.name} was rolled back in production: {gone.why}")
-        round_ = history.unfinished
+        _take_over_rollbacks(history, traffic, say)
+        round_ = _unfinished(history, restart, say)
         if round_ is None:
-            found = _new_tasks(history, traffic, tasks, held_out, share, Redactor() if redact else None, seed)
-            say(found.summary)
-            if len(found.new) < at_least:
-                say(f"{plural(len(found.new), 'new task')} to train on, fewer than {at_least}: nothing to do yet")
+            at_once = steps * settings.get("tasks_per_step", art.TrainConfig().tasks_per_step)
+            redactor = Redactor() if redact else None
+            round_tasks = find_tasks(
+                history, traffic, tasks, held_out, share=share, redact=redactor, seed=seed, at_once=at_once
+            )
+            say(round_tasks.summary)
+            if round_tasks.waiting < at_least:
+                say(f"{plural(round_tasks.waiting, 'new task')} to train on, fewer than {at_least}: nothing to do yet")
                 return None
-            round_ = _begin(history, found, model)
-        run = history.run_dir(round_)
-        result = await art.train(
-            agent, load_tasks(str(run / TRAIN)), model=_weights(round_.start, run, say), reward=reward, steps=steps,
-            eval_tasks=load_tasks(str(run / HELD_OUT)), seed=seed, run_dir=run, **settings,
-        )  # fmt: skip
-        round_ = _ended(round_, result, gate, strict)
+            round_ = _begin(history, round_tasks, model)
+        trained = await _train(history.run_dir(round_), round_, agent, reward, steps, seed, say, settings)
+        _take_over_rollbacks(history, traffic, say)
+        round_ = _ended(round_, trained, gate, strict)
+        if round_.state == "accepted" and (why := _lost_start(history, round_)):
+            round_ = replace(round_, state="stopped", why=why)
         history.put(round_)
         return round_
 
@@ -96,6 +99,8 @@ def _check(folder: Path, model: str, gate: str | None, settings: Mapping[str, An
     check_settings({name: value for name, value in settings.items() if name not in own}, art.train)
     if not is_run(Path(model).expanduser()):
         model_folder(model)
+    elif last_checkpoint(Path(model).expanduser()) is None:
+        raise ConfigError(f"the run {model} has no checkpoint yet; pass another model, or wait for its first step")
     if is_run(folder):
         raise ConfigError(
             f"{folder} is the folder of a run; rounds need one of their own, such as run_dir='runs/rounds'"
@@ -104,77 +109,89 @@ def _check(folder: Path, model: str, gate: str | None, settings: Mapping[str, An
         raise ConfigError("the cost of weights of your own isn't known; compare sampled_tokens, which it depends on")
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The tasks of a round."""
-
-    new: Sequence[Any]
-    older: Sequence[Any]
-    held_out: Sequence[Any]
-    held_out_new: int
-    summary: str
+def _take_over_rollbacks(history: History, traffic: str | Path, say: Callable[[str], None]) -> None:
+    for round_ in history.take_over_rollbacks(Path(traffic).expanduser()):
+        say(f"{round_.name} was rolled back in production: {round_.why}")
 
 
-def _new_tasks(
-    history: History,
-    traffic: str | Path,
-    tasks: Sequence[Any],
-    held_out: Sequence[Any],
-    share: float,
-    redact: Redact | None,
-    seed: int,
-) -> _Found:
-    """Return what is new in the traffic, as many older tasks, and all held-out tasks."""
-    runs = [history.run_dir(it) for it in history.rounds]
-    trained = _distinct([*tasks, *(task for run in runs for task in load_tasks(str(run / TRAIN)))])
-    known = _distinct([*held_out, *(task for run in runs for task in load_tasks(str(run / HELD_OUT)))])
-    found = read(traffic)
-    curated = curate(found.requests, held_out=share, known=[*trained, *known], redact=redact)
-    older = random.Random(seed).sample(trained, min(len(trained), len(curated.train)))
-    dropped = "".join(f"; {count} dropped, {reason}" for reason, count in curated.dropped.most_common())
-    summary = (
-        f"{plural(len(found.requests), 'request')} of {traffic}, {plural(len(curated.tasks), 'new task')}{dropped}"
-    )
-    return _Found(curated.train, older, [*known, *curated.held_out], len(curated.held_out), summary)
+def _unfinished(history: History, restart: bool, say: Callable[[str], None]) -> Round | None:
+    """Return the round to continue; None if there is none, or it makes no sense any more."""
+    round_ = history.unfinished
+    if round_ is None:
+        return None
+    if why := "given up" if restart else _lost_start(history, round_):
+        say(f"{round_.name} is stopped: {why}")
+        history.put(replace(round_, state="stopped", why=why, ended=time.time()))
+        return None
+    say(f"continuing {round_.name}, which began with {round_.start}")
+    return round_
 
 
-def _begin(history: History, found: _Found, model: str) -> Round:
+def _lost_start(history: History, round_: Round) -> str:
+    """Return why a round's first weights don't count any more; empty if they do."""
+    rolled_back = {str(history.run_dir(each).resolve()) for each in history.rounds if each.state == "rolled back"}
+    return f"{round_.start}, which it began with, was rolled back" if round_.start in rolled_back else ""
+
+
+def _begin(history: History, round_tasks: RoundTasks, model: str) -> Round:
     """Write a round's tasks, and add it to the history."""
-    if not found.held_out:
-        raise ConfigError("no task is held out, so nothing can be measured; pass held_out tasks, or a share above 0")
     start = history.current or Path(model).expanduser()
-    if is_run(start):
-        history.link(start)
+    _check_adapter(start)
     round_ = Round(
-        f"round-{len(history.rounds) + 1:03}", time.time(), model if history.current is None else str(start), len(found.new),
-        len(found.older), len(found.held_out), found.held_out_new,
+        history.next_name(), time.time(), str(start.resolve()) if is_run(start) else model, len(round_tasks.new),
+        len(round_tasks.older), len(round_tasks.held_out), round_tasks.held_out_new,
     )  # fmt: skip
-    run = history.run_dir(round_)
-    run.mkdir(exist_ok=True)
-    (run / TRAIN).write_bytes(as_lines([*found.new, *found.older]))
-    (run / HELD_OUT).write_bytes(as_lines(found.held_out))
+    round_tasks.write(history.run_dir(round_))
     history.put(round_)
     return round_
 
 
-def _distinct(tasks: Sequence[Any]) -> list[Any]:
-    return list({task_id(task): task for task in tasks}.values())
+def _check_adapter(start: Path) -> None:
+    """Raise ConfigError if an adapter must be merged and can't be."""
+    if (newest := last_checkpoint(start)) and not is_whole(newest) and find_spec("art_vllm") is None:
+        raise ConfigError(f"{newest} is an adapter, which art-vllm merges into its model: {how_to_install('art-vllm')}")
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint is a whole model, not an adapter."""
+    return (checkpoint / "config.json").is_file()
+
+
+async def _train(
+    run: Path,
+    round_: Round,
+    agent: object,
+    reward: str | Reward,
+    steps: int,
+    seed: int,
+    say: Callable[[str], None],
+    settings: Mapping[str, Any],
+) -> TrainResult:
+    tasks, held_out = (load_tasks(str(run / name)) for name in (TRAIN, HELD_OUT))
+    try:
+        return await art.train(
+            agent, tasks, model=_weights(round_.start, run, say), reward=reward, steps=steps, eval_tasks=held_out, seed=seed,
+            run_dir=run, **settings,
+        )  # fmt: skip
+    except ConfigError as error:
+        raise ConfigError(
+            f"{round_.name} can't be trained: {error}\n- To give this round up and begin another, pass --restart."
+        ) from error
 
 
 def _weights(start: str, run: Path, say: Callable[[str], None]) -> str:
     """Return the model that the training begins with; an adapter is merged into its model first, once."""
-    folder = Path(start).expanduser()
-    newest = last_checkpoint(folder)
+    newest = last_checkpoint(Path(start))
     if newest is None:
         return start
-    if (newest / "config.json").is_file():
+    if is_whole(newest):
         return str(newest)
     merged = run / "start"
     if not merged.exists():
         from art_vllm.export import export
 
         say(f"merging the adapter of {newest} into its model")
-        export(folder, merged)
+        export(start, merged)
     return str(merged / "merged")
 
 
@@ -188,8 +205,9 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
     if (stopped := report["stopped"]) and stopped.get("may_pass"):
         return round_
     round_ = replace(round_, ended=time.time())
-    if stopped:
-        return replace(round_, state="stopped", why=stopped["reason"])
+    if stopped or not (round_.before and round_.after):
+        why = stopped["reason"] if stopped else f"held-out tasks could not be measured: {report['exhausted']}"
+        return replace(round_, state="stopped", why=why)
     sides = [
         f"{name}={result.run_dir}@{evaluation}" for name, evaluation in zip(SIDES, ("before", "after"), strict=True)
     ]
@@ -201,7 +219,7 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
     comparison = compare(*sides, gate=gate or f"{measure} >= current")
     return replace(
         round_, state=_state(comparison, strict), measure=measure, difference=difference.value, interval=difference.interval,
-        why="; ".join(map(_said, comparison.verdicts)),
+        why="; ".join(map(_condition, comparison.verdicts)),
     )  # fmt: skip
 
 
@@ -211,7 +229,7 @@ def _state(comparison: Comparison, strict: bool) -> State:
     return "accepted" if all(met) else "rejected"
 
 
-def _said(verdict: Verdict) -> str:
+def _condition(verdict: Verdict) -> str:
     state = verdict.state if verdict.state != "not shown" else "met, not shown" if verdict.met else "not met"
     return f"{state}: {verdict.condition}"
 

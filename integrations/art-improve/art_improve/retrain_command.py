@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REJECTED = 1
 NOT_SETTABLE = (
     "reward", "model", "steps", "seed", "run_dir", "trackers", "tasks", "held_out", "gate", "strict", "share", "at_least",
-    "redact",
+    "restart", "redact",
 )  # fmt: skip
 """Keywords that ``--set`` refuses, because the command passes them itself."""
 EXIT_CODES = {"accepted": 0, "rejected": REJECTED, "stopped": ENDED_EARLY, "training": MAY_PASS}
@@ -53,6 +53,7 @@ def retrain(
     ] = False,
     share: Annotated[float, typer.Option(help="Share of the new conversations to hold out.")] = 0.2,
     at_least: Annotated[int, typer.Option(min=1, help="With fewer new training tasks, do nothing.")] = 20,
+    restart: Annotated[bool, typer.Option("--restart", help="Give up an interrupted round, and begin a new one.")] = False,
     redact: Annotated[bool, typer.Option("--redact", help="Replace secrets and personal data by tags.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the tasks' order and of sampling.")] = 0,
     tracker: Annotated[list[str] | None, typer.Option(help="Where to log the training, such as wandb; repeatable.")] = None,
@@ -64,17 +65,19 @@ def retrain(
     Schedule it: each call is one round from the weights that were accepted last, and does nothing with too few new tasks.
     RUN_DIR/current leads to these weights; `art gateway --upstream mine=RUN_DIR/current` offers them to users.
 
-    Exit codes: 0: accepted, or nothing to do; 1: the gate fails, or an error; 3 and 75: training ended early, as of `art train`.
+    Exit codes: 0: accepted, or nothing to do; 1: rejected, or an error; 3: stopped; 75: interrupted, the next call continues.
     """
     from art_improve.retrain import retrain as start
 
+    run_dir = run_dir.expanduser()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     settings = parse_settings(set_ or [], NOT_SETTABLE)
     with resume_hint(run_dir, "the same command", "continues the round"):
         work = start(
             load_agent(agent), traffic, model=model, reward=load_reward(reward), tasks=load_tasks(tasks) if tasks else (),
             held_out=load_tasks(held_out) if held_out else (), steps=steps, gate=gate, strict=strict, share=share,
-            at_least=at_least, redact=redact, run_dir=run_dir, seed=seed, trackers=tracker or (), say=console.print, **settings,
+            at_least=at_least, restart=restart, redact=redact, run_dir=run_dir, seed=seed, trackers=tracker or (),
+            say=console.print, **settings,
         )  # fmt: skip
         round_ = asyncio.run(work)
     show(run_dir, console.print)

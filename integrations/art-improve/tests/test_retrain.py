@@ -30,7 +30,7 @@ WORDS = [
     "hammer",
     "button",
 ]
-SMALL = {"tasks_per_step": 2, "group_size": 2, "max_tokens": 8, "learning_rate": 1e-3, "warmup_steps": 0}
+SMALL = {"tasks_per_step": 8, "group_size": 2, "max_tokens": 8, "learning_rate": 1e-3, "warmup_steps": 0}
 CALL = {"model": "tiny", "steps": 1, "at_least": 4, "progress": False, "say": lambda _: None, **SMALL}
 
 
@@ -73,23 +73,22 @@ async def test_each_round_trains_on_what_is_new_from_the_weights_that_were_accep
     call = {**CALL, "run_dir": folder, "held_out": [{"input": "Where is the river?"}]}
     first = await retrain(ScriptedAgent(), traffic(1), reward=rising, **call)
     assert (first.state, first.new, first.older, first.held_out, first.held_out_new) == ("accepted", 4, 0, 2, 1)
-    assert (
-        first.rollouts == 4
-        and first.before["n"] == 2 == first.after["n"]
-        and first.measure == "reward"
-        and first.difference > 0
-    )
+    assert first.rollouts == 16 and first.before["n"] == 2 == first.after["n"]
+    assert first.measure == "reward" and first.difference > 0
     assert (folder / "current").resolve() == (folder / "round-001").resolve()
     held_out = {"Where is the river?", "Where is the bridge?"}
     assert inputs(folder / "round-001", "eval") == held_out
     assert await retrain(ScriptedAgent(), traffic(1), reward=rising, **{**call, "say": said.append}) is None
     assert said[-1] == "0 new tasks to train on, fewer than 4: nothing to do yet"
 
-    second = await retrain(ScriptedAgent(), traffic(2), reward=rising, **call)
-    assert (second.start, second.new, second.older, second.held_out) == (str(folder / "round-001"), 5, 4, 3)
-    assert not inputs(folder / "round-002", "train") & (held_out | {"Where is the button?"})
+    # What was held out stays so, also if it is passed as a training task now, and isn't passed as held out any more.
+    passed = [{"input": "where is the BRIDGE"}, {"input": "Where is the river?"}]
+    second = await retrain(ScriptedAgent(), traffic(2), reward=rising, **{**call, "held_out": (), "tasks": passed})
+    assert (second.start, second.held_out) == (str((folder / "round-001").resolve()), 3)
+    assert (second.new, second.older) == (4, 4), "no more than a step of 8 tasks reaches"
     tasks = {json.loads(line)["input"] for line in (folder / "round-002" / "tasks.jsonl").read_text().splitlines()}
-    assert tasks == {f"Where is the {word}?" for word in WORDS} - held_out - {"Where is the button?"}
+    assert len(tasks) == 8 and tasks == inputs(folder / "round-002", "train")
+    assert not tasks & (held_out | {"Where is the button?", "where is the BRIDGE"})
     with Store(folder / "round-002" / "run.sqlite") as store:
         start = store.meta("model")
     assert start == str(folder / "round-001" / "checkpoints" / "step-000001")
@@ -97,39 +96,78 @@ async def test_each_round_trains_on_what_is_new_from_the_weights_that_were_accep
 
 
 @pytest.mark.system
-async def test_weights_that_fail_the_gate_do_not_count(traffic, tmp_path):
+async def test_weights_that_do_not_meet_the_gate_do_not_count_and_their_tasks_stay_new(traffic, tmp_path):
     folder = tmp_path / "rounds"
     call = {**CALL, "run_dir": folder, "reward": rising}
     rejected = await retrain(ScriptedAgent(), traffic(1), **{**call, "gate": "failed >= 1"})
-    assert rejected.state == "rejected" and rejected.why == "fails: failed >= 1"
+    assert (rejected.state, rejected.why, rejected.new) == ("rejected", "fails: failed >= 1", 5)
     assert not (folder / "current").exists()
-    lower = await retrain(
-        ScriptedAgent(), traffic(1), **{**call, "run_dir": tmp_path / "other", "gate": "reward >= 1000000"}
-    )
-    assert (lower.state, lower.why) == ("rejected", "not met: reward >= 1000000")
-    unsure = await retrain(ScriptedAgent(), traffic(2), **{**call, "gate": "failed <= 0.5", "strict": True})
+    lower = await retrain(ScriptedAgent(), traffic(1), **{**call, "gate": "reward >= 1000000"})
+    assert (lower.state, lower.why, lower.new) == ("rejected", "not met: reward >= 1000000", 5)
+    unsure = await retrain(ScriptedAgent(), traffic(1), **{**call, "gate": "failed <= 0.5", "strict": True})
     assert (unsure.state, unsure.why, unsure.start) == ("rejected", "met, not shown: failed <= 0.5", "tiny")
+    assert [each.name for each in History(folder).rounds] == ["round-001", "round-002", "round-003"]
 
 
-@pytest.mark.system
-async def test_a_round_that_was_interrupted_continues_with_its_tasks(traffic, tmp_path):
-    folder, begun = tmp_path / "rounds", asyncio.Event()
+async def interrupted(traffic, folder, reward, **call):
+    """Begin a round, and cancel it once something is scored."""
+    begun = asyncio.Event()
 
-    def reward(trajectory):
+    def first(trajectory):
         begun.set()
-        return rising(trajectory)
+        return reward(trajectory)
 
-    call = {**CALL, "run_dir": folder, "reward": reward, "steps": 3}
-    task = asyncio.ensure_future(retrain(ScriptedAgent(), traffic(1), **call))
+    task = asyncio.ensure_future(
+        retrain(ScriptedAgent(), traffic, **{**CALL, "run_dir": folder, "reward": first, **call})
+    )
     await begun.wait()
     with pytest.raises(ConfigError, match="another art retrain is at work"):
-        await retrain(ScriptedAgent(), traffic(1), **call)
+        await retrain(ScriptedAgent(), traffic, **{**CALL, "run_dir": folder, "reward": first})
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert rounds(folder) == ["training"]
-    round_ = await retrain(ScriptedAgent(), traffic(2), **call)
-    assert (round_.name, round_.new, round_.state) == ("round-001", 5, "accepted") and round_.rollouts == 12
+    return {**CALL, "run_dir": folder, "reward": first, **call}
+
+
+@pytest.mark.system
+async def test_a_round_that_was_interrupted_continues_with_its_tasks(traffic, tmp_path):
+    said = []
+    call = await interrupted(traffic(1), tmp_path / "rounds", rising, steps=3)
+    round_ = await retrain(ScriptedAgent(), traffic(2), **{**call, "say": said.append})
+    assert said == ["continuing round-001, which began with tiny"]
+    assert (round_.name, round_.new, round_.state, round_.rollouts) == ("round-001", 5, "accepted", 48)
+
+
+@pytest.mark.system
+async def test_an_interrupted_round_of_another_reward_can_be_given_up(traffic, tmp_path):
+    folder = tmp_path / "rounds"
+    call = await interrupted(traffic(1), folder, rising, steps=3)
+    changed = {**call, "reward": rising}
+    with pytest.raises(ConfigError, match=r"(?s)round-001 can't be trained: .* pass --restart"):
+        await retrain(ScriptedAgent(), traffic(1), **changed)
+    round_ = await retrain(ScriptedAgent(), traffic(1), **{**changed, "restart": True})
+    assert (round_.name, round_.new, round_.state) == ("round-002", 5, "accepted")
+    assert rounds(folder) == ["stopped", "accepted"]
+
+
+class Away:
+    """A judge that can't be reached for the first ``times``."""
+
+    def __init__(self, times):
+        self.times = times
+
+    async def score(self, group):
+        self.times -= 1
+        return [None if self.times >= 0 else rising(trajectory) for trajectory in group.trajectories]
+
+
+@pytest.mark.system
+async def test_held_out_tasks_that_could_not_be_scored_decide_nothing(traffic, tmp_path):
+    call = {**CALL, "run_dir": tmp_path / "rounds", "held_out": [{"input": f"Who has {n} stones?"} for n in range(9)]}
+    round_ = await retrain(ScriptedAgent(), traffic(1), reward=Away(10), **call)
+    assert (round_.state, round_.why) == ("stopped", "no held-out task was scored both before and after")
+    assert round_.before["unscored"] == 10
 
 
 @pytest.mark.system
@@ -143,22 +181,58 @@ async def test_an_adapter_is_merged_before_the_next_round_trains(traffic, tmp_pa
     assert second.start == str(folder / "round-001")
 
 
+def rolls_back(production, run, why="its scores are lower"):
+    """Let the recording say that a gateway gave a run a share, and then took it away."""
+    with Store(production / "run.sqlite") as store:
+        for share, reason in ((0.1, "it is new"), (0.0, why)):
+            change = {"candidate": f"mine the embedded engine with {run}/checkpoints/step-000001", "share": share}
+            store.set_meta("routes", [*store.meta("routes", []), {**change, "why": reason}])
+
+
 @pytest.mark.system
 async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_path):
-    folder, production = tmp_path / "rounds", tmp_path / "production"
+    folder, production, said = tmp_path / "rounds", tmp_path / "production", []
     call = {**CALL, "run_dir": folder, "reward": rising}
-    for weeks in (1, 2):
-        await retrain(ScriptedAgent(), traffic(weeks), **call)
-    newest = (folder / "round-002" / "checkpoints" / "step-000001").resolve()
-    with Store(production / "run.sqlite") as store:
-        for share, why in ((0.1, "it is new"), (0.0, "its scores are lower")):
-            change = {"candidate": f"mine the embedded engine with {newest}", "share": share, "why": why}
-            store.set_meta("routes", [*store.meta("routes", []), change])
-    said = []
+    await retrain(ScriptedAgent(), traffic(1), **call)
+    first = tmp_path / "first"
+    (folder / "round-001").rename(first)
+    (folder / "rounds.json").unlink()
+    call |= {"model": str(first)}
+    for _ in range(2):
+        assert (await retrain(ScriptedAgent(), traffic(1), **{**call, "at_least": 1})).state == "accepted"
+        (folder / "round-001" / "tasks.jsonl").write_text("")  # so that the second round has new tasks, too
+    rolls_back(production, "elsewhere/round-002")
     assert await retrain(ScriptedAgent(), production, **{**call, "say": said.append}) is None
     assert said[0] == "round-002 was rolled back in production: its scores are lower"
     assert rounds(folder) == ["accepted", "rolled back"]
     assert (folder / "current").resolve() == (folder / "round-001").resolve()
+    rolls_back(production, folder / "round-001", "rolled back by hand")
+    assert await retrain(ScriptedAgent(), production, **call) is None
+    assert rounds(folder) == ["rolled back", "rolled back"]
+    assert (folder / "current").resolve() == first.resolve(), "the run that the first round began with"
+
+
+@pytest.mark.system
+async def test_a_round_that_began_with_weights_that_were_rolled_back_is_not_accepted(traffic, tmp_path):
+    folder, production = tmp_path / "rounds", tmp_path / "production"
+    call = {**CALL, "run_dir": folder, "reward": rising}
+    await retrain(ScriptedAgent(), traffic(1), **call)
+    (folder / "traffic.jsonl").write_text(traffic(2).read_text())
+    rolled_back = []
+
+    def reward(trajectory):
+        if not rolled_back:
+            rolled_back.append(rolls_back(traffic_store, folder / "round-001"))
+        return rising(trajectory)
+
+    traffic_store = production
+    with Store(production / "run.sqlite") as store:
+        for number, word in enumerate(WORDS[6:]):
+            store.add_rollout(f"r{number}", task={"input": f"Where is the {word}?"}, split="live")
+            store.finish_rollout(f"r{number}", output="there")
+    round_ = await retrain(ScriptedAgent(), production, **{**call, "reward": reward})
+    assert round_.state == "stopped" and round_.why.endswith("round-001, which it began with, was rolled back")
+    assert rounds(folder) == ["rolled back", "stopped"]
 
 
 @pytest.mark.system
@@ -189,10 +263,14 @@ def test_the_command_shows_all_rounds_and_its_exit_code_says_what_became_of_the_
         ({"learnin_rate": 1}, "did you mean 'learning_rate'"),
         ({"eval_tasks": ["a"]}, "decides eval_tasks itself"),
         ({"share": 0}, "no task is held out"),
+        ({"model": "begun"}, "the run .*begun has no checkpoint yet"),
     ],
 )
 async def test_what_cannot_work_is_refused_before_anything_is_trained(changed, said, traffic, tmp_path):
     call = {**CALL, "run_dir": tmp_path / "rounds", "reward": rising, **changed}
+    if changed.get("model") == "begun":
+        Store(tmp_path / "begun" / "run.sqlite").close()
+        call["model"] = str(tmp_path / "begun")
     with pytest.raises(ConfigError, match=said):
         await retrain(ScriptedAgent(), traffic(1), **call)
     assert not Path(tmp_path / "rounds" / "rounds.json").exists()

@@ -75,11 +75,11 @@ class Round(BaseModel):
 
     name: str = Field(description="Of its run.")
     state: str = Field(description="`training`, `accepted`, `rejected`, `stopped` or `rolled back`.")
-    why: str = Field(description="What its state is due to; may be empty.")
+    why: str = Field(description="The reason for the state; may be empty.")
     start: str = Field(description="The model or run whose weights it began with.")
     began: float | None = Field(description="Unix time.")
     new: int = Field(description="Training tasks from production.")
-    older: int = Field(description="Training tasks of earlier rounds.")
+    older: int = Field(description="Training tasks that were trained on before.")
     held_out: int
     before: Json = Field(description="The result of the held-out tasks with the weights it began with.")
     after: Json
@@ -93,7 +93,7 @@ class Round(BaseModel):
 
 
 class Runs(Page[RunSummary]):
-    """A page of runs, and the rounds that they are of."""
+    """A page of runs, and the rounds of `art retrain`."""
 
     rounds: list[Round] = Field(description="Newest first; empty for runs that `art retrain` didn't make.")
 

@@ -76,9 +76,11 @@ def _distinct(
     requests: Sequence[Request], same: float, known: Sequence[Any], redact: Redact | None, curated: Curated
 ) -> tuple[list[Request], list[JsonDict]]:
     before, found = Found(same), Found(same)
-    for task in known:
-        before.add(text_of(task_input(task)))
+    for task in known:  # it may have been made without redaction
+        asked = task_input(task)
+        before.add(text_of(_without(asked, redact, Counter()) if redact else asked))
     conversations = {task.get("conversation") for task in known if isinstance(task, dict)}
+    conversations |= {task_id(conversation) for conversation in conversations}
     kept: list[Request] = []
     tasks: list[JsonDict] = []
     for request in requests:
@@ -87,7 +89,7 @@ def _distinct(
         text = text_of(task["input"])
         if not text.strip():
             curated.dropped["without text"] += 1
-        elif task["conversation"] in conversations:
+        elif {task["conversation"], task_id(request.conversation)} & conversations:
             curated.dropped["in a conversation of a known task"] += 1
         elif before.exact(text) is not None or before.near(text) is not None:
             curated.dropped["the same as a known task, or nearly"] += 1

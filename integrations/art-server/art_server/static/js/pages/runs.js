@@ -1,7 +1,7 @@
-// The list of runs, and the rounds that they are of.
+// The list of runs, and the rounds of art retrain.
 
 import { get } from "../api.js";
-import { emptyCard, fill, h } from "../dom.js";
+import { emptyCard, fill, h, inUse } from "../dom.js";
 import { ago, duration, num, plural, signed } from "../format.js";
 import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
 
@@ -11,7 +11,7 @@ export async function runs(context) {
     selected = new Set();
   let items = context.runs,
     search = "";
-  const history = h("div", {}, roundsCard(context.rounds, context));
+  const history = h("div", {}, roundsCard(context.rounds, items, context.link));
   const draw = () => {
     const words = search.toLowerCase().split(/\s+/);
     const shown = items.filter((run) => words.every((word) => searchText(run).includes(word)));
@@ -56,7 +56,7 @@ export async function runs(context) {
     if (page && !rows.contains(document.activeElement)) {
       ({ items } = page);
       draw();
-      fill(history, roundsCard(page.rounds, context));
+      if (!inUse(history)) fill(history, roundsCard(page.rounds, items, context.link));
     }
   }, 5000);
   context.onStop(() => clearInterval(timer));
@@ -99,7 +99,7 @@ export async function runs(context) {
 
 const STATE_CLASSES = { training: "accent", accepted: "good", rejected: "warn", stopped: "bad", "rolled back": "bad" };
 
-function roundsCard(rounds, { link, runs }) {
+function roundsCard(rounds, runs, link) {
   if (!rounds.length) return null;
   const column = (name, kind = "") => h("th", { scope: "col", class: kind }, name),
     known = new Set(runs.map((run) => run.name));
