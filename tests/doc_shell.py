@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 BETWEEN = {"&&", "||", ";", "|", "&"}
 ORDINARY = {
     *("cat", "cd", "cp", "curl", "deactivate", "docker", "echo", "export", "git", "kill", "mkdir", "nice", "node", "npm", "npx"),
-    *("nvidia-smi", "openssl", "ray", "set", "sky", "sleep", "source", "ssh", "sudo", "ulimit", "unset", "wait", "wandb", "wsl", "."),
+    *("nvidia-smi", "openssl", "ray", "set", "sky", "sleep", "source", "ssh", "sudo", "ulimit", "unset"),
+    *("wait", "wandb", "wsl", "."),
 }  # fmt: skip
 """Commands of others, which are taken as they are."""
 INSTALLED = {"art-core", "art-cli"}
