@@ -69,6 +69,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None: ...
 

@@ -32,6 +32,7 @@ def completion(request: dict) -> dict:
 
 class Provider(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # without it, an answer takes 40 ms longer
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

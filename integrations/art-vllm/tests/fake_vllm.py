@@ -50,6 +50,7 @@ def die() -> None:
 
 class Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_) -> None:
         pass

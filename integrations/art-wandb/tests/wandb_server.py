@@ -96,6 +96,7 @@ class Server(ThreadingHTTPServer):
 
 class Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
