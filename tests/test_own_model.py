@@ -54,13 +54,13 @@ def with_a_killed_gateway(script: str) -> str:
     start = next(line for line in script.splitlines() if "--route mine" in line)
     users = next(line for line in script.splitlines() if "--week 2" in line)
     killing = f"""
-gateway=$!
 {users} &
 users=$!
 until [ "$(python count.py)" -ge 500 ]; do sleep 0.2; done
-kill -9 $gateway
-wait $gateway || echo "the gateway was killed"
+kill -9 $GATEWAY
+wait $GATEWAY || echo "the gateway was killed"
 {start}
+GATEWAY=$!
 wait $users
 """
     return script.replace(users, killing, 1)

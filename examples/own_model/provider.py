@@ -47,7 +47,12 @@ class Provider(BaseHTTPRequestHandler):
         """Say nothing of each request."""
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of a client that went away."""
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8500)
-    ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Provider).serve_forever()
+    Server(("127.0.0.1", parser.parse_args().port), Provider).serve_forever()

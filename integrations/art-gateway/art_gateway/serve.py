@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,14 +187,23 @@ def count_line(gateway: Gateway) -> str:
 
 
 async def _count(gateway: Gateway, console: Console) -> None:
-    """Keep one line up to date on a terminal; elsewhere print it once a minute if it has changed."""
+    """Keep one line up to date on a terminal; elsewhere, and in the background, print it once a minute if it has changed."""
     previous = count_line(gateway)
+    live = console.is_terminal and is_in_foreground()
     while True:
-        await asyncio.sleep(1 if console.is_terminal else 60)
+        await asyncio.sleep(1 if live else 60)
         line = count_line(gateway)
         if line != previous:
-            console.print(line.ljust(len(previous)), end="\r" if console.is_terminal else "\n", highlight=False)
+            console.print(line.ljust(len(previous)), end="\r" if live else "\n", highlight=False)
             previous = line
+
+
+def is_in_foreground() -> bool:
+    """Whether the terminal belongs to this process, so that no shell's prompt is overwritten."""
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
 
 
 def raise_file_limit(wanted: int) -> str | None:

@@ -126,18 +126,25 @@ class History:
             changes = opened.meta("routes", [])
         marked = []
         for round_ in self.accepted:
-            if why := _rolled_back(changes, self.run_dir(round_)):
+            if why := _why_rolled_back(changes, self.run_dir(round_)):
                 marked.append(replace(round_, state="rolled back", why=why))
                 self.put(marked[-1])
         return marked
 
 
-def _rolled_back(changes: list[JsonDict], run: Path) -> str | None:
-    """Return why a gateway's candidate, the newest checkpoint of ``run``, has no share any more; None if it has one."""
+def _why_rolled_back(changes: list[JsonDict], run: Path) -> str | None:
+    """Return why a gateway's candidate, the newest checkpoint of ``run``, lost its share; None if it didn't.
+
+    A candidate that never had a share, because a person had taken it from the one before, didn't lose it.
+    """
     newest = last_checkpoint(run)
     # By its name, because the gateway may know the folder by another path.
-    own = [each for each in changes if newest and each["candidate"].endswith(f"{run.name}/checkpoints/{newest.name}")]
-    return own[-1]["why"] if any(each["share"] for each in own) and not own[-1]["share"] else None
+    suffix = f"{run.name}/checkpoints/{newest.name if newest else None}"
+    own = [place for place, each in enumerate(changes) if each["candidate"].endswith(suffix)]
+    if not own or not own[-1] or changes[own[-1]]["share"]:
+        return None
+    before, last = changes[own[-1] - 1], changes[own[-1]]
+    return last["why"] if before["candidate"] == last["candidate"] and before["share"] else None
 
 
 def is_run(folder: Path) -> bool:

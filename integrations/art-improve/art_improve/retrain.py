@@ -67,7 +67,7 @@ async def retrain(
     gives it up and begins a new one. ``settings`` are further keywords of ``train``.
     """
     folder = Path(run_dir).expanduser()
-    _check(folder, model, gate, settings)
+    _check(folder, gate, settings)
     with History.opened(folder) as history:
         _take_over_rollbacks(history, traffic, say)
         round_ = _unfinished(history, restart, say)
@@ -82,6 +82,7 @@ async def retrain(
                 say(f"{plural(round_tasks.waiting, 'new task')} to train on, fewer than {at_least}: nothing to do yet")
                 return None
             round_ = _begin(history, round_tasks, model)
+            say(f"{round_.name} begins, from {round_.start}")
         trained = await _train(history.run_dir(round_), round_, agent, reward, steps, seed, say, settings)
         _take_over_rollbacks(history, traffic, say)
         round_ = _ended(round_, trained, gate, strict)
@@ -91,16 +92,12 @@ async def retrain(
         return round_
 
 
-def _check(folder: Path, model: str, gate: str | None, settings: Mapping[str, Any]) -> None:
+def _check(folder: Path, gate: str | None, settings: Mapping[str, Any]) -> None:
     """Raise ConfigError for arguments that can only fail later."""
     if decided := [name for name in DECIDED if name in settings]:
         raise ConfigError(f"art retrain decides {', '.join(decided)} itself; drop it")
     own = signature(art.train).parameters
     check_settings({name: value for name, value in settings.items() if name not in own}, art.train)
-    if not is_run(Path(model).expanduser()):
-        model_folder(model)
-    elif last_checkpoint(Path(model).expanduser()) is None:
-        raise ConfigError(f"the run {model} has no checkpoint yet; pass another model, or wait for its first step")
     if is_run(folder):
         raise ConfigError(
             f"{folder} is the folder of a run; rounds need one of their own, such as run_dir='runs/rounds'"
@@ -123,7 +120,7 @@ def _unfinished(history: History, restart: bool, say: Callable[[str], None]) -> 
         say(f"{round_.name} is stopped: {why}")
         history.put(replace(round_, state="stopped", why=why, ended=time.time()))
         return None
-    say(f"continuing {round_.name}, which began with {round_.start}")
+    say(f"continuing {round_.name} with its tasks, from {round_.start}")
     return round_
 
 
@@ -136,7 +133,7 @@ def _lost_start(history: History, round_: Round) -> str:
 def _begin(history: History, round_tasks: RoundTasks, model: str) -> Round:
     """Write a round's tasks, and add it to the history."""
     start = history.current or Path(model).expanduser()
-    _check_adapter(start)
+    _check_start(start, model)
     round_ = Round(
         history.next_name(), time.time(), str(start.resolve()) if is_run(start) else model, len(round_tasks.new),
         len(round_tasks.older), len(round_tasks.held_out), round_tasks.held_out_new,
@@ -146,9 +143,14 @@ def _begin(history: History, round_tasks: RoundTasks, model: str) -> Round:
     return round_
 
 
-def _check_adapter(start: Path) -> None:
-    """Raise ConfigError if an adapter must be merged and can't be."""
-    if (newest := last_checkpoint(start)) and not is_whole(newest) and find_spec("art_vllm") is None:
+def _check_start(start: Path, model: str) -> None:
+    """Raise ConfigError for a start that can't be trained from."""
+    newest = last_checkpoint(start)
+    if not is_run(start):
+        model_folder(model)
+    elif newest is None:
+        raise ConfigError(f"the run {start} has no checkpoint yet; pass another model, or wait for its first step")
+    elif not is_whole(newest) and find_spec("art_vllm") is None:
         raise ConfigError(f"{newest} is an adapter, which art-vllm merges into its model: {how_to_install('art-vllm')}")
 
 
@@ -206,7 +208,7 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
         return round_
     round_ = replace(round_, ended=time.time())
     if stopped or not (round_.before and round_.after):
-        why = stopped["reason"] if stopped else f"held-out tasks could not be measured: {report['exhausted']}"
+        why = stopped["reason"] if stopped else report["exhausted"] or "the held-out tasks were not measured"
         return replace(round_, state="stopped", why=why)
     sides = [
         f"{name}={result.run_dir}@{evaluation}" for name, evaluation in zip(SIDES, ("before", "after"), strict=True)

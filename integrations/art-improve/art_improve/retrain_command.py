@@ -13,7 +13,7 @@ from rich.console import Console
 
 from art_cli.arguments import load_agent, load_reward, load_tasks, parse_settings
 from art_cli.dry_run import duration
-from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, Model, Reward, Settings, resume_hint
+from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, Reward, Settings, resume_hint
 from art_core.plugin_api import plural
 from art_core.types import JsonDict
 from art_improve.command import shown
@@ -36,7 +36,9 @@ def retrain(
         str, typer.Argument(help="What users asked: the run folder of `art gateway`, or another source of `art tasks from`.")
     ],
     reward: Reward = "ruler",
-    model: Model = "tiny",
+    model: Annotated[
+        str, typer.Option(help="What the first round begins with: tiny, a model folder, a Hugging Face name or a run folder.")
+    ] = "tiny",
     tasks: Annotated[
         str | None, typer.Option(help="Tasks that the model was trained on before the first round, so that they aren't new.")
     ] = None,
@@ -72,7 +74,7 @@ def retrain(
     run_dir = run_dir.expanduser()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     settings = parse_settings(set_ or [], NOT_SETTABLE)
-    with resume_hint(run_dir, "the same command", "continues the round"):
+    with resume_hint(run_dir, "the same command", "continues the round; with --restart, it begins another"):
         work = start(
             load_agent(agent), traffic, model=model, reward=load_reward(reward), tasks=load_tasks(tasks) if tasks else (),
             held_out=load_tasks(held_out) if held_out else (), steps=steps, gate=gate, strict=strict, share=share,
@@ -80,23 +82,27 @@ def retrain(
             say=console.print, **settings,
         )  # fmt: skip
         round_ = asyncio.run(work)
-    show(run_dir, console.print)
     if round_ is not None:
+        show(round_, run_dir, console.print)
         raise typer.Exit(EXIT_CODES[round_.state])
 
 
-def show(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Print the rounds so far, and where the accepted weights are."""
+def show(round_: Round, run_dir: Path, say: Callable[[str], None]) -> None:
+    """Print what a round changed, where the accepted weights are, and what to do next."""
     from art_improve.history import CURRENT, History
 
-    rounds, link = History(run_dir).rounds, run_dir / CURRENT
-    for it in rounds:
-        for line in lines(it):
-            say(line)
-    if rounds and rounds[-1].state == "accepted":
-        say(f"{link} leads to {rounds[-1].name}; a gateway with --upstream mine={link} offers it to users")
-    if rounds:
-        say(f"next: art view {run_dir} (with art-server) shows all rounds")
+    history, link, run = History(run_dir), run_dir / CURRENT, run_dir / round_.name
+    for line in lines(round_):
+        say(line)
+    if round_.state == "accepted":
+        say(f"{link} leads to it; a gateway with --upstream mine={link} offers it to users")
+    elif history.current is not None:
+        say(f"{link} still leads to {history.current}")
+    if round_.state == "rejected":
+        say(
+            f"next: art compare {run} --transcripts 3  # Read tasks that it lost. Its training tasks stay new for the next call."
+        )
+    say(f"next: art view {run_dir}  # See all rounds (needs art-server).")
 
 
 def lines(it: Round) -> Iterator[str]:

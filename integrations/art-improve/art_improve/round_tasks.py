@@ -59,9 +59,10 @@ def find_tasks(
     Tasks that were passed before, or are part of an accepted round, are older; those of other rounds are new again. What doesn't
     fit stays new for the next round.
     """
-    measured = _kept(history.folder / HELD_OUT, held_out)
     passed = _kept(history.folder / TRAIN, tasks)
     accepted = [task for each in history.accepted for task in _read(history.run_dir(each) / TRAIN)]
+    fair = _without(held_out, accepted)
+    measured = _kept(history.folder / HELD_OUT, fair)
     trained = _without(_distinct([*passed, *accepted]), measured)
     recorded = read(traffic)
     curated = curate(recorded.requests, held_out=share, known=[*trained, *measured], redact=redact)
@@ -74,9 +75,11 @@ def find_tasks(
     older = random.Random(seed).sample(trained, min(len(trained), len(curated.train), at_once // 2))
     new = curated.train[: at_once - len(older)]
     waiting, later = len(curated.train), len(curated.train) - len(new)
-    summary = f"{plural(len(recorded.requests), 'request')} of {traffic}, {plural(len(curated.tasks), 'new task')}"
-    summary += f", {later} of them for later rounds" if later else ""
+    summary = f"{plural(len(recorded.requests), 'request')} of {traffic}: {plural(len(new), 'new task')} to train on"
+    summary += f", {len(held_out_new)} to hold out" + (f", {later} for later rounds" if later else "")
     summary += "".join(f"; {count} dropped, {reason}" for reason, count in curated.dropped.most_common())
+    if unfair := len(held_out) - len(fair):
+        summary += f"\n{unfair} of the held-out tasks that were passed are left out: earlier rounds trained on them"
     return RoundTasks(new, older, [*measured, *held_out_new], len(held_out_new), waiting, summary)
 
 

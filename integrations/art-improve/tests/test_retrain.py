@@ -135,7 +135,7 @@ async def test_a_round_that_was_interrupted_continues_with_its_tasks(traffic, tm
     said = []
     call = await interrupted(traffic(1), tmp_path / "rounds", rising, steps=3)
     round_ = await retrain(ScriptedAgent(), traffic(2), **{**call, "say": said.append})
-    assert said == ["continuing round-001, which began with tiny"]
+    assert said == ["continuing round-001 with its tasks, from tiny"]
     assert (round_.name, round_.new, round_.state, round_.rollouts) == ("round-001", 5, "accepted", 48)
 
 
@@ -168,6 +168,21 @@ async def test_held_out_tasks_that_could_not_be_scored_decide_nothing(traffic, t
     round_ = await retrain(ScriptedAgent(), traffic(1), reward=Away(10), **call)
     assert (round_.state, round_.why) == ("stopped", "no held-out task was scored both before and after")
     assert round_.before["unscored"] == 10
+
+
+@pytest.mark.system
+async def test_tasks_that_were_trained_on_are_not_taken_as_held_out_later(traffic, tmp_path):
+    said = []
+    call = {**CALL, "run_dir": tmp_path / "rounds", "reward": rising, "say": said.append}
+    await retrain(ScriptedAgent(), traffic(1), **call)
+    late = [{"input": f"where is the {word}"} for word in WORDS[:2]] + [{"input": "Who was it?"}]
+    second = await retrain(ScriptedAgent(), traffic(2), **call, held_out=late)
+    assert "2 of the held-out tasks that were passed are left out: earlier rounds trained on them" in "\n".join(said)
+    assert inputs(tmp_path / "rounds" / second.name, "eval") == {
+        "Where is the bridge?",
+        "Where is the button?",
+        "Who was it?",
+    }
 
 
 @pytest.mark.system
@@ -206,6 +221,15 @@ async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_
     assert said[0] == "round-002 was rolled back in production: its scores are lower"
     assert rounds(folder) == ["accepted", "rolled back"]
     assert (folder / "current").resolve() == (folder / "round-001").resolve()
+    # A person took the share, so the round that the link leads to now gets none. That is no rollback of it.
+    with Store(production / "run.sqlite") as store:
+        change = {
+            "candidate": f"mine the embedded engine with {folder}/round-001/checkpoints/step-000001",
+            "share": 0.0,
+        }
+        store.set_meta("routes", [*store.meta("routes", []), {**change, "why": "it is new, and a person set 0 %"}])
+    assert await retrain(ScriptedAgent(), production, **call) is None
+    assert rounds(folder) == ["accepted", "rolled back"]
     rolls_back(production, folder / "round-001", "rolled back by hand")
     assert await retrain(ScriptedAgent(), production, **call) is None
     assert rounds(folder) == ["rolled back", "rolled back"]
@@ -246,12 +270,14 @@ def test_the_command_shows_all_rounds_and_its_exit_code_says_what_became_of_the_
     given = f"retrain app.py:agent {traffic(1).name} --reward app.py:reward --steps 1 --at-least 4 --run-dir rounds"
     ended = CliRunner().invoke(command(), [*given.split(), *settings])
     assert ended.exit_code == 0, ended.output
-    assert "rounds/current leads to round-001; a gateway with --upstream mine=rounds/current" in ended.stdout
+    assert "rounds/current leads to it; a gateway with --upstream mine=rounds/current" in ended.stdout
     assert "met, not shown: reward >= current" in ended.stdout and "next: art view rounds" in ended.stdout
     traffic(2)
     ended = CliRunner().invoke(command(), [*given.split(), *settings, "--gate", "failed >= 1"])
     assert ended.exit_code == 1, ended.output
     assert "  rejected\n" in ended.stdout and "fails: failed >= 1" in ended.stdout
+    assert "rounds/current still leads to rounds/round-001" in ended.stdout
+    assert "next: art compare rounds/round-002 --transcripts 3" in ended.stdout and "round-001  " not in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def from_(
     say(f"{held_out}: {plural(len(curated.held_out), 'task')} of the newest conversations, held out")
     if not redact:
         say("the files contain what users wrote, including any secrets: --redact replaces keys and personal data")
-    say(f"next: art eval app.py:agent {held_out} --reward app.py:reward --live --run-dir runs/live")
+    say(f"next: art eval AGENT {held_out} --reward REWARD --live --run-dir runs/live")
 
 
 app.command(
