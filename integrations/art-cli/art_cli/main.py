@@ -283,7 +283,8 @@ def evaluate(
     settings |= {"to_output": load_object(to_output)} if to_output else {}
     with resume_hint(run_dir, f"the same command with --run-dir {run_dir}", "resumes it"):
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
-    print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
+    if not sys.stdout.isatty():  # the same is on stderr for people
+        print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
     after = f"next: art compare OTHER_RUN {report.run_dir} compares it with another evaluation of these tasks"
     Console(stderr=True).print(after, markup=False, highlight=False, soft_wrap=True)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from art_core.errors import StoreError
+from art_core.plugin_api import plural
 from art_core.types import JsonDict
 from art_gateway.canary.trial import Rule, Trial
 from art_gateway.text import REMEMBERED
@@ -127,7 +128,8 @@ class Routes:
         change = {"at": time.time(), "share": share, "candidate": identity, "why": why, "by_hand": by_hand}
         self._history.append(change | counts)
         self._save()
-        log.info("%s answers %.4g %% of the conversations: %s", self.candidate.name, 100 * share, why)
+        # A warning, so that whoever runs the gateway sees it.
+        log.warning("%s answers %.4g %% of the conversations: %s", self.candidate.name, 100 * share, why)
         self._begin_trial()
 
     def answerer(self, conversation: str) -> str:
@@ -191,7 +193,8 @@ class Routes:
             return
         share = rule.next_share(self.share) if verdict.passed else 0.0
         if share is not None:
-            self.change(share, verdict.why)
+            scored = plural(self.trial.scores[True][0], "score")
+            self.change(share, f"{verdict.why} ({scored} of its own)")
 
     def _begin_trial(self) -> None:
         self.trial = Trial(self.candidate.rule or Rule(()), self.share)
