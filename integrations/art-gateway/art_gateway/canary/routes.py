@@ -88,7 +88,7 @@ class Routes:
             self._begin_trial()
             self._restore_calls()
         else:
-            self.change(candidate.share, NEW)
+            self._record(candidate.share, NEW)
 
     @property
     def share(self) -> float:
@@ -121,15 +121,19 @@ class Routes:
 
         ``by_hand``: a person decided.
         """
-        identity = self.candidate.identity
-        if self._history and (self._history[-1]["candidate"], self.share) == (identity, share):
+        if self._history and (self._history[-1]["candidate"], self.share) == (self.candidate.identity, share):
             return
+        self._record(share, why, by_hand)
+        # A warning, so that whoever runs the gateway sees it.
+        log.warning("%s answers %.4g %% of the conversations: %s", self.candidate.name, 100 * share, why)
+
+    def _record(self, share: float, why: str, by_hand: bool = False) -> None:
+        """Add a share to the history, and begin its trial."""
+        identity = self.candidate.identity
         counts = {"calls": 0, "failures": 0, "missed": 0}
         change = {"at": time.time(), "share": share, "candidate": identity, "why": why, "by_hand": by_hand}
         self._history.append(change | counts)
         self._save()
-        # A warning, so that whoever runs the gateway sees it.
-        log.warning("%s answers %.4g %% of the conversations: %s", self.candidate.name, 100 * share, why)
         self._begin_trial()
 
     def answerer(self, conversation: str) -> str:
