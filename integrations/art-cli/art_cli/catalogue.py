@@ -58,7 +58,7 @@ NEEDS = {
     ADAPTERS["pydantic_ai"]: [ADAPTERS["openai"]],
     "art-http": ["art-gateway"],
     **{plugin: ["art-http"] for plugin in FRAMEWORKS.values()},
-    "art-improve": ["art-compare", "art-gepa", "art-tasks"],
+    "art-improve": ["art-compare", "art-gateway", "art-gepa", "art-tasks"],
     "art-langfuse": ["art-embedded", "art-tasks"],
     "art-tinker": ["art-embedded"],
     "art-vllm": ["art-embedded"],

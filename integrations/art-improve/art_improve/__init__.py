@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
-from art_improve.history import Round
 from art_improve.improve import Contribution, Improvement, improve
-from art_improve.retrain import retrain
 
 if TYPE_CHECKING:
     import typer
 
+    from art_improve.history import Round
+    from art_improve.rounds import retrain
+
 __all__ = ["Contribution", "Improvement", "Round", "improve", "retrain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what reads traffic when it is first used: every ``art`` command imports this module."""
+    if name not in ("Round", "retrain"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from art_improve import rounds
+
+    return getattr(rounds, name)
 
 
 @hookimpl

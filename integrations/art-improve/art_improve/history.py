@@ -13,6 +13,7 @@ from typing import Literal
 from art_core.store import Store
 from art_core.store.run_folder import hold, last_checkpoint, write_whole
 from art_core.types import JsonDict
+from art_gateway.canary.routes import why_rolled_back
 
 FILE, CURRENT, STORE = "rounds.json", "current", "run.sqlite"
 State = Literal["training", "accepted", "rejected", "stopped", "rolled back"]
@@ -94,7 +95,7 @@ class History:
 
     @property
     def current(self) -> Path | None:
-        """The run folder that was accepted last; at first the one that the first round began with. None if that is no run."""
+        """The last accepted run folder, or before any, the run that the first round began with; None if that is no run."""
         if self.accepted:
             return self.run_dir(self.accepted[-1])
         start = Path(self.rounds[0].start) if self.rounds else None
@@ -119,32 +120,17 @@ class History:
 
     def take_over_rollbacks(self, traffic: Path) -> list[Round]:
         """Mark accepted rounds as rolled back whose share the gateway that recorded ``traffic`` took away, and return them."""
-        store = traffic if traffic.suffix == ".sqlite" else traffic / STORE
-        if not store.is_file():
+        file = traffic if traffic.suffix == ".sqlite" else traffic / STORE
+        if not file.is_file():
             return []
-        with Store(store) as opened:
-            changes = opened.meta("routes", [])
         marked = []
-        for round_ in self.accepted:
-            if why := _why_rolled_back(changes, self.run_dir(round_)):
-                marked.append(replace(round_, state="rolled back", why=why))
-                self.put(marked[-1])
+        with Store(file) as store:
+            for round_ in self.accepted:
+                newest = last_checkpoint(self.run_dir(round_))
+                if newest and (why := why_rolled_back(store, newest)):
+                    marked.append(replace(round_, state="rolled back", why=why))
+                    self.put(marked[-1])
         return marked
-
-
-def _why_rolled_back(changes: list[JsonDict], run: Path) -> str | None:
-    """Return why a gateway's candidate, the newest checkpoint of ``run``, lost its share; None if it didn't.
-
-    A candidate that never had a share, because a person had taken it from the one before, didn't lose it.
-    """
-    newest = last_checkpoint(run)
-    # By its name, because the gateway may know the folder by another path.
-    suffix = f"{run.name}/checkpoints/{newest.name if newest else None}"
-    own = [place for place, each in enumerate(changes) if each["candidate"].endswith(suffix)]
-    if not own or not own[-1] or changes[own[-1]]["share"]:
-        return None
-    before, last = changes[own[-1] - 1], changes[own[-1]]
-    return last["why"] if before["candidate"] == last["candidate"] and before["share"] else None
 
 
 def is_run(folder: Path) -> bool:

@@ -69,7 +69,7 @@ def retrain(
 
     Exit codes: 0: accepted, or nothing to do; 1: rejected, or an error; 3: stopped; 75: interrupted, the next call continues.
     """
-    from art_improve.retrain import retrain as start
+    from art_improve.rounds import retrain as start
 
     run_dir = run_dir.expanduser()
     console = Console(highlight=False, soft_wrap=True, markup=False)

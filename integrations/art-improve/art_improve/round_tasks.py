@@ -60,27 +60,29 @@ def find_tasks(
     fit stays new for the next round.
     """
     passed = _kept(history.folder / TRAIN, tasks)
-    accepted = [task for each in history.accepted for task in _read(history.run_dir(each) / TRAIN)]
-    fair = _without(held_out, accepted)
+    tried = {each.name: _read(history.run_dir(each) / TRAIN) for each in history.rounds}
+    accepted = [task for each in history.accepted for task in tried[each.name]]
+    fair, unfair = _split(held_out, accepted)
     measured = _kept(history.folder / HELD_OUT, fair)
-    trained = _without(_distinct([*passed, *accepted]), measured)
+    trained, _ = _split(_distinct([*passed, *accepted]), measured)
     recorded = read(traffic)
     curated = curate(recorded.requests, held_out=share, known=[*trained, *measured], redact=redact)
     # What a round trained on in vain may be trained on again, but not become held out.
-    tried = [task for each in history.rounds for task in _read(history.run_dir(each) / TRAIN)]
-    held_out_new = _without(curated.held_out, tried)
-    curated.train += [task for task in curated.held_out if task not in held_out_new]
+    held_out_new, again = _split(curated.held_out, [task for each in tried.values() for task in each])
+    candidates = [*curated.train, *again]
     if not (measured or held_out_new):
         raise ConfigError("no task is held out, so nothing can be measured; pass held_out tasks, or a share above 0")
-    older = random.Random(seed).sample(trained, min(len(trained), len(curated.train), at_once // 2))
-    new = curated.train[: at_once - len(older)]
-    waiting, later = len(curated.train), len(curated.train) - len(new)
+    older = random.Random(seed).sample(trained, min(len(trained), len(candidates), at_once // 2))
+    new = candidates[: at_once - len(older)]
+    later = len(candidates) - len(new)
     summary = f"{plural(len(recorded.requests), 'request')} of {traffic}: {plural(len(new), 'new task')} to train on"
     summary += f", {len(held_out_new)} to hold out" + (f", {later} for later rounds" if later else "")
     summary += "".join(f"; {count} dropped, {reason}" for reason, count in curated.dropped.most_common())
-    if unfair := len(held_out) - len(fair):
-        summary += f"\n{unfair} of the held-out tasks that were passed are left out: earlier rounds trained on them"
-    return RoundTasks(new, older, [*measured, *held_out_new], len(held_out_new), waiting, summary)
+    if unfair:
+        summary += (
+            f"\n{len(unfair)} of the held-out tasks that were passed are left out: earlier rounds trained on them"
+        )
+    return RoundTasks(new, older, [*measured, *held_out_new], len(held_out_new), len(candidates), summary)
 
 
 def _kept(file: Path, passed: Sequence[Any]) -> list[Any]:
@@ -99,12 +101,15 @@ def _distinct(tasks: Sequence[Any]) -> list[Any]:
     return list({task_id(task): task for task in tasks}.values())
 
 
-def _without(tasks: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Return the tasks that are neither the same nor nearly the same as one of the others."""
+def _split(tasks: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the tasks that are neither the same nor nearly the same as one of the others, and those that are."""
     known = Found()
     for task in others:
         known.add(text_of(task_input(task)))
-    texts = [text_of(task_input(task)) for task in tasks]
-    return [
-        task for task, text in zip(tasks, texts, strict=True) if known.exact(text) is None and known.near(text) is None
-    ]
+    new: list[Any] = []
+    same: list[Any] = []
+    for task in tasks:
+        text = text_of(task_input(task))
+        is_same = known.exact(text) is not None or known.near(text) is not None
+        (same if is_same else new).append(task)
+    return new, same

@@ -221,7 +221,7 @@ async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_
     assert said[0] == "round-002 was rolled back in production: its scores are lower"
     assert rounds(folder) == ["accepted", "rolled back"]
     assert (folder / "current").resolve() == (folder / "round-001").resolve()
-    # A person took the share, so the round that the link leads to now gets none. That is no rollback of it.
+    # A person took the share away, so the earlier round starts without one. It was not rolled back.
     with Store(production / "run.sqlite") as store:
         change = {
             "candidate": f"mine the embedded engine with {folder}/round-001/checkpoints/step-000001",

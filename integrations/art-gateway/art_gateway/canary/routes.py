@@ -22,6 +22,8 @@ from art_gateway.canary.trial import Rule, Trial
 from art_gateway.text import REMEMBERED
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from art_core.store import Store
     from art_gateway.routing import Server
 
@@ -229,6 +231,21 @@ class Routes:
             "trial": self.trial.as_json(),
             "history": self._history,
         }
+
+
+def why_rolled_back(store: Store, checkpoint: Path) -> str | None:
+    """Return why the candidate that served a run's ``checkpoint`` lost its share; None if it didn't.
+
+    A candidate that never had a share, because a person had taken it from the one before, didn't lose it.
+    """
+    changes: list[JsonDict] = store.meta(META, [])
+    # By its name, because the gateway may know the run's folder by another path.
+    suffix = "/".join(checkpoint.parts[-3:])
+    own = [place for place, each in enumerate(changes) if each["candidate"].endswith(suffix)]
+    if not own or not own[-1] or changes[own[-1]]["share"]:
+        return None
+    before, last = changes[own[-1] - 1], changes[own[-1]]
+    return last["why"] if before["candidate"] == last["candidate"] and before["share"] else None
 
 
 def in_share(text: str, share: float) -> bool:

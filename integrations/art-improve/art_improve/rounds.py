@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,8 @@ from art_compare import compare
 from art_compare.gate import read_gate
 from art_core.errors import ConfigError
 from art_core.plugin_api import check_settings, model_folder, plural
-from art_core.store.run_folder import last_checkpoint
+from art_core.store import Store
+from art_core.store.run_folder import last_checkpoint, store_file
 from art_core.types import Reward
 from art_improve.history import History, Round, State, is_run
 from art_improve.round_tasks import HELD_OUT, TRAIN, RoundTasks, find_tasks
@@ -199,10 +199,12 @@ def _weights(start: str, run: Path, say: Callable[[str], None]) -> str:
 
 def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -> Round:
     """Return the round with what the training changed, and whether its weights are accepted."""
-    report, rows = result.report, _metrics(result.run_dir)
+    report = result.report
+    with Store(store_file(result.run_dir)) as store:
+        taken = store.history(report["steps"])
     round_ = replace(
         round_, before=report["before"], after=report["after"], seconds=report["seconds"],
-        rollouts=int(sum(row.get("trajectories", 0) for row in rows)), judge_cost=report["account"].get("judge/cost"),
+        rollouts=int(sum(metrics.get("trajectories", 0) for _, metrics in taken)), judge_cost=report["account"].get("judge/cost"),
     )  # fmt: skip
     if (stopped := report["stopped"]) and stopped.get("may_pass"):
         return round_
@@ -218,7 +220,7 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
     difference = comparison.difference(measure, 1)
     if difference is None:
         return replace(round_, state="stopped", why="no held-out task was scored both before and after")
-    comparison = compare(*sides, gate=gate or f"{measure} >= current")
+    comparison = replace(comparison, conditions=read_gate(gate or f"{measure} >= current", SIDES))
     return replace(
         round_, state=_state(comparison, strict), measure=measure, difference=difference.value, interval=difference.interval,
         why="; ".join(map(_condition, comparison.verdicts)),
@@ -234,7 +236,3 @@ def _state(comparison: Comparison, strict: bool) -> State:
 def _condition(verdict: Verdict) -> str:
     state = verdict.state if verdict.state != "not shown" else "met, not shown" if verdict.met else "not met"
     return f"{state}: {verdict.condition}"
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
