@@ -14,11 +14,24 @@ from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
-from art_cli.catalogue import how_to_install
+from typer.core import TyperGroup
+
+from art_cli.catalogue import for_command, how_to_install
 from art_core.errors import ConfigError
 
 PYTHON = {"None": None, "True": True, "False": False}
 """Docs and errors spell these values as Python does; JSON does not."""
+
+
+class Commands(TyperGroup):
+    """The ``art`` command's group: refuses a command whose distribution is missing with how to install it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, or None; raises ConfigError if another distribution provides it."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and (advice := for_command(cmd_name)):
+            raise ConfigError(advice)
+        return command
 
 
 def stand_in_key() -> None:

@@ -52,6 +52,25 @@ PROVIDERS = {
     "live": "art-http",  # which needs art-gateway, where the engine is
 }
 """Name of a reward, engine, executor, learner or tracker -> the distribution that provides it."""
+COMMANDS = {
+    "audit": "art-audit",
+    "compare": "art-compare",
+    "export": "art-vllm",
+    "gateway": "art-gateway",
+    "import": "art-langfuse",
+    "improve": "art-improve",
+    "judge": "art-ruler",
+    "optimize": "art-gepa",
+    "plan": "art-vllm",
+    "retrain": "art-improve",
+    "route": "art-gateway",
+    "serve": "art-server",
+    "tasks": "art-tasks",
+    "view": "art-server",
+    "watch": "art-gateway",
+    "worker": "art-server",
+}
+"""Command of ``art`` -> the distribution that provides it."""
 NEEDS = {
     ADAPTERS["langgraph"]: [ADAPTERS["langchain"]],
     ADAPTERS["langchain"]: [ADAPTERS["openai"]],
@@ -108,6 +127,15 @@ def for_name(name: str) -> str | None:
     if name == "openpipe":
         return f"refused: {NO_OPENPIPE}"
     return f"in the checkout of art, run: {how_to_install(PROVIDERS[name])}" if name in PROVIDERS else None
+
+
+def for_command(name: str) -> str | None:
+    """Return how to install the command ``name`` of ``art``; None if it is unknown."""
+    distribution = COMMANDS.get(name)
+    return distribution and (
+        f"`art {name}` is a command of {distribution}, which is not installed or disabled; in the checkout of art, run: "
+        f"{how_to_install(distribution)}"
+    )
 
 
 def _is_installed(distribution: str) -> bool:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from art_cli.arguments import (
+    Commands,
     load_agent,
     load_example,
     load_object,
@@ -39,6 +40,7 @@ from art_core.store.run_folder import new_run_dir, store_file
 
 _debug = False
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,15 +1,18 @@
 """What is said about distributions of this repository that are not installed."""
 
+import importlib
 import shlex
 from pathlib import Path
 
 import doc_shell
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import art_cli
 from art_cli import catalogue
-from art_cli.catalogue import ADAPTERS, INTEGRATIONS, PLUGINS, PROVIDERS, WITHOUT_PLUGIN, how_to_install
+from art_cli.arguments import Commands
+from art_cli.catalogue import ADAPTERS, COMMANDS, INTEGRATIONS, PLUGINS, PROVIDERS, WITHOUT_PLUGIN, how_to_install
 from art_cli.doctor import Finding, frameworks
 from art_cli.main import app
 from art_cli.variables import CHECKED
@@ -92,3 +95,23 @@ def test_doctor_shows_the_names_of_extras(monkeypatch):
 
 def test_what_is_called_a_frameworks_plugin_is_what_its_agents_are_told():
     assert not set(ADAPTERS) & set(WITHOUT_PLUGIN)
+
+
+def test_a_command_whose_distribution_is_missing_is_told_how_to_install_it():
+    missing = typer.Typer(cls=Commands, callback=lambda: None)
+    result = CliRunner().invoke(missing, ["gateway", "--port", "1"])
+    assert isinstance(result.exception, ConfigError)
+    assert "`art gateway` is a command of art-gateway" in str(result.exception)
+    assert str(result.exception).endswith("run: pip install -e integrations/art-gateway")
+    unknown = CliRunner().invoke(missing, ["gatewy"])
+    assert unknown.exit_code == 2 and "No such command 'gatewy'" in unknown.output
+
+
+def test_all_commands_of_other_distributions_are_known():
+    provided = {}
+    for distribution in INTEGRATIONS - {"art-cli"}:
+        registered = typer.Typer(callback=lambda: None)
+        module = importlib.import_module(distribution.replace("-", "_"))
+        Plugins(module, installed=False).call("register_commands", app=registered)
+        provided |= dict.fromkeys(typer.main.get_command(registered).commands, distribution)
+    assert provided == COMMANDS
