@@ -78,11 +78,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     for name, digest in state.pop("files").items():
         file = folder / name
         try:
-            actual = _hash(file) if file.is_file() else None
+            actual = _hash(file)
         except OSError as error:
             raise DamagedCheckpoint(f"{file} can't be read ({error.strerror}); {SKIPPED}") from error
-        if actual is None:
-            raise DamagedCheckpoint(f"{file} is missing; {SKIPPED}")
         if actual != digest:
             raise DamagedCheckpoint(f"{file} is not what was saved (SHA-256 differs); {SKIPPED}")
     return state

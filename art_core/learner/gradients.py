@@ -139,10 +139,8 @@ def join(trees: Sequence[TokenTree]) -> TokenTree:
         pieces = zip(trees, offsets[counted], strict=True)
         joined[name] = np.concatenate([getattr(tree, name) + offset for tree, offset in pieces])
     starts = [tree.node_starts[:-1] + offset for tree, offset in zip(trees, offsets["tokens"], strict=True)]
-    parents = [
-        np.where(tree.node_parents < 0, -1, tree.node_parents + offset)
-        for tree, offset in zip(trees, offsets["nodes"], strict=True)
-    ]
+    nodes = zip(trees, offsets["nodes"], strict=True)
+    parents = [np.where(tree.node_parents < 0, -1, tree.node_parents + offset) for tree, offset in nodes]
     joined["node_starts"] = np.concatenate([*starts, [sum(sizes["tokens"])]])
     joined["node_parents"] = np.concatenate(parents)
     return TokenTree(**joined)

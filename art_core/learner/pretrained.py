@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -146,12 +147,16 @@ def no_progress_bars() -> Iterator[None]:
 def quiet_adapters() -> Iterator[None]:
     """Silence PEFT's false alarms inside the block."""
     with warnings.catch_warnings():
-        # PEFT names experts by patterns and looks for modules with these names; they are parameters.
-        warnings.filterwarnings("ignore", "The following .*_pattern keys did not match", RuntimeWarning)
-        warnings.filterwarnings(
-            "ignore", "fan_in_fan_out is set to False", UserWarning
-        )  # which PEFT then corrects: GPT-2
+        # It names experts, which are parameters, by patterns and looks for modules with these names; it corrects
+        # fan_in_fan_out itself (GPT-2); and it still uses a name that transformers 5.24 deprecated.
+        alarms = "The following .*_pattern keys did not match|fan_in_fan_out is set|`is_gradient_checkpointing`"
+        warnings.filterwarnings("ignore", alarms)
         yield
+
+
+def cache_argument(model: torch.nn.Module) -> str | None:
+    """Return the name under which ``model`` takes a cache, which transformers 5.24 changed; None if it takes none."""
+    return next((name for name in ("cache", "past_key_values") if name in signature(model.forward).parameters), None)
 
 
 def has_adapter(model: torch.nn.Module) -> TypeGuard[PeftModel]:

@@ -317,12 +317,8 @@ class TorchLearner(LearnerBase):
         """Raise NotFiniteError before anything changes, on all processes or none: the values are those of all processes."""
         if np.isfinite(norm) and np.isfinite(metrics["loss"]):
             return
-        broken = [
-            name
-            for name, parameter in self._trained.items()
-            if parameter.grad is not None
-            and not np.isfinite(full_tensor(torch.linalg.vector_norm(parameter.grad)).item())
-        ]
+        norms = {name: torch.linalg.vector_norm(p.grad) for name, p in self._trained.items() if p.grad is not None}
+        broken = [name for name, its in norms.items() if not np.isfinite(full_tensor(its).item())]
         self._optimizer.zero_grad()
         values = {name: metrics[name] for name in ("loss", "logprob_gap") if name in metrics} | {"grad_norm": norm}
         raise NotFiniteError(
@@ -370,6 +366,5 @@ def _shared_tensors(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor] | Non
         )  # fmt: skip
         return None
     pieces = torch.zeros(sum(padded)).share_memory_().split(padded)
-    return {
-        name: piece[: shape.numel()].view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
-    }
+    placed = zip(shapes.items(), pieces, strict=True)
+    return {name: piece[: shape.numel()].view(shape) for (name, shape), piece in placed}

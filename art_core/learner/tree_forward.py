@@ -24,9 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicLayer, PreTrainedModel
 
 from art_core.learner.head import Targets, head_of, logprobs_of
-from art_core.learner.pretrained import has_adapter
+from art_core.learner.pretrained import cache_argument, has_adapter
 from art_core.learner.tree_attention import only_rows
-from art_core.learner.tree_support import PATHS, Support, TreeMask, attention_of, support
+from art_core.learner.tree_support import PATHS, Support, TreeMask, attention_of, checkpointed, support
 from art_core.types import TokenTree
 
 logger = logging.getLogger("art_core.learner")
@@ -81,7 +81,7 @@ def tree_outputs(
     if way.positions and tree.depths.max(initial=0) >= way.positions:
         _warn_once(base, ROPE_DEPENDS.format(way.positions))
         way = PATHS
-    if base.is_gradient_checkpointing and base.training:
+    if checkpointed(base):
         # Layers that are checkpointed one by one accept no cache, by which a piece sees the pieces before it, and are
         # recomputed after ``only_rows`` has ended.
         way = replace(way, pieces=False, trims=False)
@@ -151,7 +151,7 @@ def _piece(
         make, each = (inputs["seq_idx"].layer, 4) if "seq_idx" in inputs else (PieceLayer, 2)
         width = each * base.config.get_text_config().num_hidden_layers
         layers = [make(*(past[first + n :: width] for n in range(each))) for first in range(0, width, each)]
-        states = decoder(**inputs, past_key_values=Cache(layers=layers), use_cache=True).last_hidden_state
+        states = decoder(**inputs, **{cache_argument(decoder): Cache(layers=layers)}, use_cache=True).last_hidden_state
         return states[0, keep], *(tensor for layer in layers for tensor in layer.own)
 
 

@@ -84,6 +84,11 @@ def support(base: PreTrainedModel, backend: str | None, compute: Compute) -> Sup
     return known[key]
 
 
+def checkpointed(base: PreTrainedModel) -> bool:
+    """Return whether layers are computed once more in the backward pass."""
+    return base.training and any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
+
+
 @contextmanager
 def attention_of(base: PreTrainedModel, name: str) -> Iterator[None]:
     """Let ``base`` use the attention implementation ``name``."""
@@ -93,7 +98,7 @@ def attention_of(base: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         # Checkpointed layers compute attention once more in the backward pass.
-        if not (base.is_gradient_checkpointing and base.training):
+        if not checkpointed(base):
             base.config._attn_implementation = before
 
 

@@ -19,8 +19,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from art_core.learner.pretrained import cache_argument
 from tiny.make import save
 from tiny.training import WARMUP_STEPS, make_model, make_optimizers
 
@@ -186,9 +187,11 @@ def lesson_losses(model: Qwen3ForCausalLM, eye: torch.nn.Module, lesson: Lesson,
     ids = torch.cat([lesson.ids, words[torch.multinomial(lesson.moves, 1)]], dim=1)
     # The tokens before the board are the same in all prompts, and computed once.
     first = int(lesson.cells[0])
-    cache = model.model(input_ids=ids[:1, :first], use_cache=True).past_key_values
+    cache = DynamicCache(config=model.config)
+    with_cache = {cache_argument(model.model): cache, "use_cache": True}
+    model.model(input_ids=ids[:1, :first], **with_cache)
     cache.batch_repeat_interleave(len(ids))
-    hidden = model.model(input_ids=ids[:, first:], past_key_values=cache).last_hidden_state
+    hidden = model.model(input_ids=ids[:, first:], **with_cache).last_hidden_state
     logprobs = model.lm_head(hidden[:, -2:]).log_softmax(-1)
     wanted = lesson.moves
     moves = (wanted * (wanted.clamp(min=1e-9).log() - logprobs[:, 0, words])).sum(-1).mean()

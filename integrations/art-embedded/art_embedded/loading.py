@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from art_core.errors import ConfigError
 from art_core.learner import pretrained
@@ -104,10 +104,7 @@ def make_key_values(model: PreTrainedModel) -> KeyValues:
     ids = [(7 * position + 3) % model.config.get_text_config().vocab_size for position in range(24)]
     expected = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0].float()
     few_rows = FewRows(model)
-    try:
-        reason = _packed_differs(model, few_rows, ids, expected)
-    except Exception as error:  # noqa: BLE001 - models may fail here in any way; the plain cache can still serve them
-        reason = f"{type(error).__name__}: {error}"
+    reason = _problem(lambda: _packed_differs(model, few_rows, ids, expected))
     if reason is None:
         packed = PackedKeyValues(model, few_rows)
         packed.resize(1, 1)
@@ -116,7 +113,31 @@ def make_key_values(model: PreTrainedModel) -> KeyValues:
     few_rows.remove()
     model.set_attn_implementation(original)
     log.warning("serving %s one sequence at a time, which is slow: %s", model.name_or_path, reason)
-    return PlainKeyValues(model)
+    argument = pretrained.cache_argument(model)
+    if argument and (reason := _problem(lambda: _continued_differs(model, argument, ids))):
+        log.warning("each token recomputes its whole row, because with a cache %s", reason)
+        argument = None
+    return PlainKeyValues(model, argument)
+
+
+def _problem(check: Callable[[], str | None]) -> str | None:
+    try:
+        return check()
+    except Exception as error:  # noqa: BLE001 - models may fail here in any way; a slower way can still serve them
+        return f"{type(error).__name__}: {error}"
+
+
+def _continued_differs(model: PreTrainedModel, argument: str, ids: list[int]) -> str | None:
+    """Append several tokens to a row in transformers' cache, as some models can't (Mamba); return why not, or None."""
+    rows = torch.tensor([ids], device=model.device)
+    expected = model(input_ids=rows, use_cache=False).logits[0].float()
+    cached = {argument: DynamicCache(config=model.config), "use_cache": True}
+    head = len(ids) // 2
+    model(input_ids=rows[:, :head], **cached)
+    logits = model(input_ids=rows[:, head:], **cached).logits[0].float()
+    tolerance = (1e-4 if model.dtype == torch.float32 else 0.1) * float(expected.abs().max())
+    difference = float((logits - expected[head:]).abs().max())
+    return None if difference <= tolerance else f"its logits differ by {difference:.3g}"
 
 
 def _packed_differs(model: PreTrainedModel, few_rows: FewRows, ids: list[int], expected: Tensor) -> str | None:

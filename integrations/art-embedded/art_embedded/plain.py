@@ -6,7 +6,6 @@ Slow, but correct for every model that transformers can run.
 from __future__ import annotations
 
 import copy
-import inspect
 from dataclasses import dataclass, field
 
 import torch
@@ -29,17 +28,18 @@ class _Row:
 
 
 class PlainKeyValues:
-    """One transformers cache per row. A state can't be truncated: rows are continued from their end or copied from their mark."""
+    """One transformers cache per row. A state can't be truncated: rows are continued from their end or copied from their mark.
+
+    ``cache_argument`` is the name under which the model takes a cache. Without one the whole row is computed at every token.
+    """
 
     shares_prefixes = reads_prefixes_once = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, cache_argument: str | None) -> None:
+        self.model, self.cache_argument = model, cache_argument
         config = model.config.get_text_config()
         # Keys and values, twice because a row's mark is as long as its prompt.
         self.token_bytes = 2 * 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
-        # A model that doesn't use a transformers cache recomputes the whole row at every token.
-        self.caches = "past_key_values" in inspect.signature(model.forward).parameters
         self.rows: dict[int, _Row] = {}
 
     def resize(self, rows: int, capacity: int) -> None:
@@ -68,16 +68,16 @@ class PlainKeyValues:
         return torch.cat(logits)
 
     def fresh(self) -> PlainKeyValues:
-        return PlainKeyValues(self.model)
+        return PlainKeyValues(self.model, self.cache_argument)
 
     def _extend(self, batch: Batch, start: int, stop: int) -> Tensor:
         """Append a span to its row; return the logits (tokens, vocabulary) after each of its tokens."""
         number = batch.rows[start]
         if batch.positions[start] == 0:
-            self.rows[number] = _Row(cache=DynamicCache(config=self.model.config) if self.caches else None)
+            self.rows[number] = _Row(cache=DynamicCache(config=self.model.config) if self.cache_argument else None)
         row, fresh = self.rows[number], batch.ids[start:stop]
         row.ids += fresh
-        ids = torch.tensor([fresh if self.caches else row.ids], device=self.model.device)
-        if self.caches:
-            return self.model(input_ids=ids, past_key_values=row.cache, use_cache=True).logits[0]
+        ids = torch.tensor([fresh if self.cache_argument else row.ids], device=self.model.device)
+        if self.cache_argument:
+            return self.model(input_ids=ids, **{self.cache_argument: row.cache}, use_cache=True).logits[0]
         return self.model(input_ids=ids).logits[0, -len(fresh) :]

@@ -20,7 +20,8 @@ from art_core.serving import ServingProxy
 from art_core.types import Call, Weights
 from art_embedded import TINY, loading
 from art_embedded.engine import EmbeddedEngine
-from art_embedded.kv import PackedKeyValues
+from art_embedded.kv import Batch, PackedKeyValues
+from art_embedded.loading import load_model, make_key_values
 from art_embedded.rows import SMALLEST_CAPACITY
 from art_embedded.sampling import sample
 
@@ -97,6 +98,19 @@ async def test_answers_of_a_model_with_states_are_right_while_requests_join_and_
     model = plain_model(save_model(family))
     assert max(worst_difference(model, *answer) for answers in talks for answer in answers) < 1e-4
     assert any(cached(answer) > 10 for answers in talks for answer, _ in answers)
+
+
+@torch.inference_mode()
+def test_a_model_that_cannot_continue_its_cache_recomputes_its_rows(save_model, caplog):
+    model = load_model(save_model("qwen3_5"))
+    whole_row = model.forward
+    model.forward = lambda input_ids, past_key_values=None, use_cache=False: whole_row(input_ids=input_ids)
+    cache = make_key_values(model)
+    assert "each token recomputes its whole row, because with a cache its logits differ" in caplog.text
+    cache.resize(1, 8)
+    cache.forward(Batch([5, 6, 7], [0, 1, 2], [0] * 3, runs=[(0, 3)], outputs=[2]))
+    logits = cache.forward(Batch([8], [3], [0], decoding=1, outputs=[0]))
+    torch.testing.assert_close(logits, whole_row(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1:])
 
 
 async def test_a_prompt_longer_than_a_step_is_computed_in_pieces(open_engine, save_model, monkeypatch):

@@ -36,7 +36,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of the gated delta rule, and the states that later pieces continue.
 
-    ``query``, ``key``: (1, tokens, heads, key width); ``value``: (1, tokens, heads, value width); ``beta``: (1, tokens, heads);
+    ``query``, ``key``: (1, tokens, key heads, key width), each for as many consecutive heads as there are heads for a key head
+    (from transformers 5.24 on; before that for one); ``value``: (1, tokens, heads, value width); ``beta``: (1, tokens, heads);
     ``g``, the logarithm of the decay: (1, tokens, heads), or (1, tokens, heads, key width) if each channel decays on its own.
     A state S is (heads, key width, value width); each token decays it, then writes beta k (v - k S) (Gated DeltaNet, arXiv
     2412.06464, equation 10; per channel: Kimi Linear, arXiv 2510.26692). Within a chunk, what the tokens write follows from one
@@ -46,6 +47,8 @@ def delta_rule(
     inputs = [tensor[0].to(precise) for tensor in (query, key, value, g, beta)]
     if use_qk_l2norm_in_kernel:
         inputs[:2] = [x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in inputs[:2]]
+    if (repeats := value.shape[2] // query.shape[2]) > 1:
+        inputs[:2] = [x.repeat_interleave(repeats, dim=1) for x in inputs[:2]]
     chunks = piece.chunks(CHUNK)
     q, k, v, decay, write = (_chunked(tensor, chunks) for tensor in inputs)
     q = q * q.shape[-1] ** -0.5

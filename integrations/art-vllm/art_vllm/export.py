@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import checkpoint
+from art_core.learner.pretrained import load_adapter
 from art_core.learner.replay import load_weights
 from art_core.store.run_folder import hold
 from art_vllm.command_line import chat_template
@@ -181,7 +182,7 @@ def _write(
         return None
     progress("loading the export and computing its logprobs")
     if dtype is None:
-        exported = PeftModel.from_pretrained(load_weights(source.start, None), str(folder / "adapter")).eval()
+        exported = load_adapter(load_weights(source.start, None), folder / "adapter").eval()
     else:
         exported = load_weights(folder / "merged", None)
     return comparison.with_export(exported, dtype or torch.float32)
