@@ -93,7 +93,7 @@ def _why_no_call(groups: Sequence[Group]) -> str:
         calls = sum(counts.total() for counts in unrecorded.values())
         place = next((f" (at {t.error_at})" for t in failed if t.error_at), "")
         reasons = [_describe(*item) for item in unrecorded.items()] + [TO_DO] * ("refused" in unrecorded)
-        return f"the policy answered none of {calls} model calls{place}: {'; '.join(reasons)}"
+        return f"none of {calls} model calls was answered{place}: {'; '.join(reasons)}"
     if len(failed) < len(trajectories):
         some = f"; {len(failed)} rollouts failed, the first with {failure(failed[0])}" if failed else ""
         return f"no model call was recorded in {len(trajectories)} rollouts: the agent's {NOT_REDIRECTED}{some}"

@@ -9,7 +9,9 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 from art_cli.catalogue import for_command, how_to_install
-from art_core.errors import ConfigError
+from art_core.errors import ArtError, ConfigError
 
 PYTHON = {"None": None, "True": True, "False": False}
 """Docs and errors spell these values as Python does; JSON does not."""
@@ -32,6 +34,13 @@ class Commands(TyperGroup):
         if command is None and (advice := for_command(cmd_name)):
             raise ConfigError(advice)
         return command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; ``--debug`` may follow the command."""
+        options = args[: args.index("--")] if "--" in args else args
+        if "--debug" in options:
+            args = ["--debug", *(it for it in args if it != "--debug")]
+        return super().parse_args(ctx, args)
 
 
 def stand_in_key() -> None:
@@ -94,22 +103,50 @@ def _load_file(path: Path) -> Any:
     return module
 
 
+@contextmanager
+def _own_code(failure: str, folder: Path) -> Iterator[None]:
+    """Turn what the user's code in ``folder`` raises inside the block into a ConfigError that names its line."""
+    try:
+        yield
+    except ArtError:
+        raise
+    except Exception as error:
+        lines = [it for it in traceback.extract_tb(error.__traceback__) if _is_in(folder, it.filename)]
+        line = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        raise ConfigError(
+            f"{failure}: {type(error).__name__}: {error}{line}; the option --debug prints the traceback"
+        ) from error
+
+
+def _is_in(folder: Path, file: str) -> bool:
+    return Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that isn't
+        raise ConfigError(
+            f"{name!r}: {error}; run art in a folder from which it can be imported, or write FILE.py:NAME"
+        ) from error
+
+
 def load_object(where: str) -> Any:
     """Return the object that ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
     module_name, colon, name = where.rpartition(":")
     if not colon:
         raise ConfigError(f"{where!r} does not name an object; write MODULE:NAME or FILE.py:NAME")
     if module_name.endswith(".py"):
-        module = load_file(Path(module_name))
+        file = Path(module_name).absolute()
+        with _own_code(f"{module_name} can't be imported", file.parent):
+            module = load_file(Path(module_name))
     else:
         if "" not in sys.path:
             sys.path.insert(0, "")
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{where!r}: {error}; run art in a folder from which it can be imported, or write FILE.py:NAME"
-            ) from error
+        with _own_code(f"{module_name} can't be imported", Path.cwd()):
+            module = _import(module_name)
     if not hasattr(module, name):
         matches = difflib.get_close_matches(
             name, [public for public in vars(module) if not public.startswith("_")], n=1
@@ -133,9 +170,9 @@ def _called(thing: Any) -> Any:
 def load_tasks(where: str) -> list[Any]:
     """Return the tasks of a .jsonl or .json file, or of a named object."""
     if not where.endswith((".jsonl", ".json")):
-        return _task_list(
-            _called(load_object(where)), where, "a list, or a function without arguments that returns one"
-        )
+        named = load_object(where)
+        with _own_code(f"{where} returned no tasks", Path.cwd()):
+            return _task_list(_called(named), where, "a list, or a function without arguments that returns one")
     path = Path(where)
     if not path.is_file():
         raise ConfigError(f"no such task file: {path}")

@@ -102,6 +102,8 @@ def test_debug_prints_the_traceback_of_an_error_too(art):
         art("--debug", "train", "nope.py:agent", "tasks.jsonl"),
     )
     assert "Traceback" not in plain.stderr and "no such file: nope.py" in plain.stderr
+    after = art("train", "nope.py:agent", "tasks.jsonl", "--debug")
+    assert "Traceback" in after.stderr
     assert "Traceback" in debugged.stderr and debugged.stderr.endswith(plain.stderr.splitlines()[-1] + "\n")
     assert plain.returncode == debugged.returncode == 1
 
@@ -109,8 +111,17 @@ def test_debug_prints_the_traceback_of_an_error_too(art):
 @pytest.mark.system
 def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
+    (tmp_path / "broken.py").write_text("import os\nimport not_there_at_all\n")
+    (tmp_path / "failing.py").write_text("def tasks():\n    return [1 / 0]\n")
     for arguments, said in [
         (("train", "nope.py:agent", "tasks.jsonl"), "no such file: nope.py"),
+        (("train", "broken.py:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
+        (("train", "broken:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
+        (("train", "nope:agent", "tasks.jsonl"), "No module named 'nope'; run art in a folder from which"),
+        (
+            ("train", "agent.py:build_agent", "failing.py:tasks"),
+            "ZeroDivisionError: division by zero (failing.py, line 2)",
+        ),
         (("train", "agent.py:nope", "tasks.jsonl"), "has no 'nope'"),
         (("train", "agent.py:biuld_agent", "tasks.jsonl"), "has no 'biuld_agent'; did you mean 'build_agent'"),
         (
