@@ -19,5 +19,7 @@ __all__ = ["Comparison", "Difference", "Verdict", "compare"]
 def register_commands(app: typer.Typer) -> None:
     """Add ``art compare``."""
     app.command(
-        epilog="Example: `art compare runs/my-run`; `art compare live=runs/live mine=runs/my-run --gate 'success >= live - 0.02'`"
+        epilog="Examples: `art compare runs/my-run`; "
+        "`art compare live=runs/live mine=runs/my-run --gate 'success >= live - 0.02'`; "
+        "`art compare live runs/my-run --agent app.py:agent --tasks held_out.jsonl --reward app.py:reward`"
     )(command.compare)

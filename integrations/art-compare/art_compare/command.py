@@ -29,7 +29,7 @@ def compare(
         list[str],
         typer.Argument(
             help="Run folders, each [NAME=]FOLDER[@EVALUATION]; the others are compared with the first. One folder alone is "
-            "compared before and after training."
+            "compared before and after training. With --agent also live, a model, or MODEL@ADDRESS."
         ),
     ],
     gate: Annotated[
@@ -52,6 +52,12 @@ def compare(
         str | None,
         typer.Option(help="Which evaluations: a number, or own for the agent's own; default: what all sides have."),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Measure the sides that have no evaluation yet with this agent, --tasks and --reward."),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="Their tasks, as for `art eval`.")] = None,
+    reward: Annotated[str, typer.Option(help="Their reward, as for `art eval`.")] = "ruler",
     transcripts: Annotated[int, typer.Option(min=0, help="Tasks that flipped to print in full, lost ones first.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -60,6 +66,12 @@ def compare(
     Exit codes: 0: the gate holds, or the tasks don't show that it fails; 1: it fails; 2: nothing to compare; 3: with --strict,
     too few tasks to show that it holds.
     """
+    if agent and tasks:
+        from art_compare.measuring import Experiment
+
+        sides = Experiment(agent, tasks, reward).measured(sides, _plainly(Console(stderr=True)))
+    elif agent or tasks:
+        raise typer.BadParameter("pass --agent and --tasks together: what they measure is the agent on the tasks")
     try:
         chosen = float(temperature) if temperature not in (None, "own") else temperature
         comparison = compare_sides(*sides, gate=gate, temperature=chosen, prices=read_prices(price or []))

@@ -57,14 +57,34 @@ def read_sides(specs: Sequence[str], temperature: float | str | None = None) -> 
     return [_side(source, name, chosen) for source, name in zip(sources, _names(sources), strict=True)]
 
 
-def _source(spec: str) -> _Source:
-    name = None
-    if not Path(spec).exists() and (named := NAMED.fullmatch(spec)):
-        name, spec = named.groups()
+def named(spec: str) -> tuple[str | None, str]:
+    """Return the name in ``NAME=REST``, or None, and the rest; a path that exists has no name in it."""
+    match = None if Path(spec).exists() else NAMED.fullmatch(spec)
+    return (match[1], match[2]) if match else (None, spec)
+
+
+def _folder(spec: str) -> tuple[Path, str]:
+    """Return the folder in ``FOLDER@EVALUATION`` and the evaluation, or an empty string."""
     folder, at, wanted = spec.rpartition("@")
     if not at or Path(spec).exists():
         folder, wanted = spec, ""
-    run_dir = Path(folder).expanduser()
+    return Path(folder).expanduser(), wanted
+
+
+def has_evaluation(spec: str) -> bool:
+    """Whether ``[NAME=]FOLDER[@EVALUATION]`` names a run folder that holds an evaluation."""
+    run_dir, _ = _folder(named(spec)[1])
+    if not (run_dir / "run.sqlite").is_file():
+        return False
+    with Store(store_file(run_dir)) as store:
+        return bool(store.meta("evaluations", []))
+
+
+def _source(spec: str) -> _Source:
+    name, rest = named(spec)
+    run_dir, wanted = _folder(rest)
+    if not (run_dir / "run.sqlite").is_file():
+        raise ConfigError(f"{rest} is not a run folder; to measure it now, pass --agent, --tasks and --reward")
     with Store(store_file(run_dir)) as store:
         rows, reward = store.meta("evaluations", []), store.meta("reward")
     names = list(dict.fromkeys(row["name"] for row in rows))

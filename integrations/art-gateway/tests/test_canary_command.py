@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import sys
 
 import aiohttp
@@ -94,6 +95,23 @@ async def test_the_comparison_is_shown_with_what_is_known(provider, upstream, st
     assert re.search(r"mean score +│ 0.500 +│ 0.500", shown), shown
     assert "score of mine less that of live: +0.000, between" in shown and "failed calls of mine: 0.0%" in shown
     assert "next: 75 %" in shown
+
+
+@pytest.mark.system
+async def test_the_comparison_is_followed_until_ctrl_c(provider, upstream, start):
+    candidate = Candidate("mine", HttpUpstream(upstream.url), 0.5, rule=Rule((0.5, 0.75)))
+    options = {"upstreams": [TextUpstream(provider.base_url)], "kind": CanaryGateway, "candidate": candidate}
+    code = "import typer; from art_gateway.canary.command import route; typer.run(route)"
+    async with start(**options) as desk:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, desk.url, "--follow", stdout=asyncio.subprocess.PIPE
+        )
+        assert b"mine: 50 %, 0 scores (of live: 0), difference not known yet" in await process.stdout.readline()
+        changed = await asyncio.to_thread(art_command, "route", desk.url, "--set", "20%")
+        assert changed.exit_code == 0, changed.output
+        assert b"mine: 20 %, 0 scores" in await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert (await process.communicate())[0] == b"" and process.returncode == 0
 
 
 @pytest.mark.parametrize(

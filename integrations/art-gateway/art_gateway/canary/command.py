@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from art_core.plugin_api import plural, printable
 from art_gateway.asking import ask
 from art_gateway.command import read_share
 
-EXAMPLE = "Examples: `art route` shows the comparison; `art route --set 25%`; `art route --rollback`"
+EXAMPLE = (
+    "Examples: `art route` shows the comparison; `art route --follow`; `art route --set 25%`; `art route --rollback`"
+)
 HISTORY_SHOWN = 5
+FOLLOW_SECONDS = 2
 
 
 def route(
@@ -25,6 +32,9 @@ def route(
     ] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="The provider answers everything from now on.")] = False,
     why: Annotated[str | None, typer.Option(help="The reason, which the gateway keeps.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show it live until Ctrl-C; without a terminal, a line for each change.")
+    ] = False,
     api_key: Annotated[str | None, typer.Option(envvar="ART_GATEWAY_API_KEY", help="The gateway's key.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -39,16 +49,47 @@ def route(
         change = {"share": 0.0 if rollback else read_share(share or "", "--set")}
         change |= {"why": why or ("rolled back by hand" if rollback else "set by hand")}
     missing = "it has no candidate; start it with --record-text and --route"
-    found = ask(address.rstrip("/") + "/routes", change, api_key, has=["history"], missing=missing)
+
+    def routes(change: dict[str, Any] | None = None) -> dict[str, Any]:
+        return ask(address.rstrip("/") + "/routes", change, api_key, has=["history"], missing=missing)
+
+    found = routes(change)
     if json_:
         print(json.dumps(found))  # noqa: T201 - the command's result
-        return
-    _print(found, Console())
+    elif follow:
+        _follow(found, routes, Console())
+    else:
+        for part in _parts(found):
+            Console().print(part, soft_wrap=isinstance(part, Text))
 
 
-def _print(found: dict[str, Any], console: Console) -> None:
+def _follow(found: dict[str, Any], routes: Callable[[], dict[str, Any]], console: Console) -> None:
+    """Ask again and again, and show what is found, until Ctrl-C."""
+    line = ""
+    screen = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    with suppress(KeyboardInterrupt), screen or nullcontext():
+        while True:
+            if screen:
+                screen.update(Group(*_parts(found)), refresh=True)
+            elif line != (line := _line(found)):
+                typer.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}")
+            time.sleep(FOLLOW_SECONDS)
+            found = routes()
+
+
+def _line(found: dict[str, Any]) -> str:
+    scores, difference = found["trial"]["scores"], found["trial"]["all"]["difference"]
+    compared = f"{difference['mean']:+.3f}" if difference["count"] else "not known yet"
+    scored = f"{plural(scores['candidate']['count'], 'score')} (of {found['live']}: {scores['live']['count']})"
+    return f"{found['candidate']}: {100 * found['share']:.4g} %, {scored}, difference {compared}"
+
+
+def _parts(found: dict[str, Any]) -> list[RenderableType]:
+    """Return what is shown, in lines and a table."""
+    parts: list[RenderableType] = []
+
     def say(text: str) -> None:
-        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        parts.append(Text(printable(text)))
 
     candidate, live, trial = found["candidate"], found["live"], found["trial"]
     say(f"{candidate} answers {100 * found['share']:.4g} % of the conversations, {live} the others")
@@ -56,7 +97,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
     sides = [trial["scores"][side] for side in ("live", "candidate")]
     table.add_row("conversations with a score", *(str(side["count"]) for side in sides))
     table.add_row("mean score", *(_number(side["mean"], ".3f") for side in sides))
-    console.print(table)
+    parts.append(table)
     for name in (live, candidate):
         seconds = (_number(found["seconds"][name][quantile], ".2f") for quantile in ("p50", "p95"))
         say(f"seconds per call of {name}, p50 and p95 of the newest: {', '.join(seconds)}")
@@ -67,6 +108,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
         say(f"{at}  {change['candidate']}: {100 * change['share']:.4g} %, because {change['why']}")
     if found["next"] is not None and found["share"]:
         say(f"next: {100 * found['next']:.4g} %, once the scores show that it is good enough")
+    return parts
 
 
 def _number(value: float | None, form: str) -> str:
