@@ -17,24 +17,28 @@ from art_vllm.plan import Plan, Setup, plan
 from art_vllm.workload import Workload
 
 APACHE, MIT = "Apache-2.0", "MIT"
-LLAMA = "Llama {} Community"
 CANDIDATES = {
     "Qwen/Qwen3-0.6B": APACHE,
-    "meta-llama/Llama-3.2-1B-Instruct": LLAMA.format("3.2"),
-    "Qwen/Qwen3-1.7B": APACHE,
-    "meta-llama/Llama-3.2-3B-Instruct": LLAMA.format("3.2"),
+    "openbmb/MiniCPM5-1B": APACHE,
+    "openbmb/MiniCPM5-2B": APACHE,
+    "ibm-granite/granite-4.2-3b": APACHE,
+    "Nanbeige/Nanbeige4.1-3B": APACHE,
     "Qwen/Qwen3-4B-Instruct-2507": APACHE,
-    "mistralai/Mistral-7B-Instruct-v0.3": APACHE,
-    "meta-llama/Llama-3.1-8B-Instruct": LLAMA.format("3.1"),
     "Qwen/Qwen3-8B": APACHE,
-    "mistralai/Mistral-Nemo-Instruct-2407": APACHE,
+    "ibm-granite/granite-4.2-8b": APACHE,
     "Qwen/Qwen3-14B": APACHE,
     "moonshotai/Moonlight-16B-A3B-Instruct": MIT,
+    "ibm-granite/granite-4.2-30b": APACHE,
+    "zai-org/GLM-4.7-Flash": MIT,
     "Qwen/Qwen3-30B-A3B-Instruct-2507": APACHE,
     "Qwen/Qwen3-32B": APACHE,
-    "meta-llama/Llama-3.3-70B-Instruct": LLAMA.format("3.3"),
+    "meta-llama/Llama-3.3-70B-Instruct": "Llama 3.3 Community",
 }
-"""Models for agents, with their licences as their publishers name them, smallest first."""
+"""Models for agents, with their licences as their publishers name them, smallest first.
+
+An older model stays if no newer one has its size and licence, or if Unsloth trains it in 4 bits and the newer one not: it
+then fits a smaller GPU. Hybrids such as Qwen3.5 are missing, because vLLM can't use adapters of their language model.
+"""
 
 
 @dataclass(frozen=True)
