@@ -101,8 +101,7 @@ def plan(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON: an object, or without --model a list.")] = False,
 ) -> None:
-    """Show which models a GPU or a budget can train, what one needs in memory, and the settings for it. Needs no weights, GPU or
-    network.
+    """Show which models a GPU or a budget can train, the memory of one, and its settings. Needs no weights, GPU or network.
 
     Exits with 0 if the plan fits, 1 if it doesn't.
     """
