@@ -37,8 +37,9 @@ CANDIDATES = {
 }
 """Models for agents, with their licences as their publishers name them, smallest first.
 
-An older model stays if no newer one has its size and licence, or if Unsloth trains it and the newer one trains with
-torch in float32: it then fits a smaller GPU. Hybrids such as Qwen3.5 are missing, because vLLM can't use adapters of their language model.
+An older model stays if no newer one has its size and licence, or if Unsloth trains it and the newer one trains with torch in
+float32: it then fits a smaller GPU. Hybrids such as Qwen3.5 are missing, because vLLM can't use adapters of their language
+model.
 """
 
 
