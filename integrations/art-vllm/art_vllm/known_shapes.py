@@ -45,6 +45,18 @@ LLAMA_3 = {
     "3.2-3B": (3072, 28, 24, 8192, True),
     "3.3-70B": (8192, 80, 64, 28672, False),
 }
+LLAMA_LIKE = {
+    # name: hidden, layers, heads, kv heads, feed-forward, vocabulary, positions; heads of 128
+    "openbmb/MiniCPM5-1B": (1536, 24, 16, 2, 4608, 130560, 131072),
+    "openbmb/MiniCPM5-2B": (2048, 42, 16, 2, 6144, 130560, 131072),
+    "Nanbeige/Nanbeige4.1-3B": (2560, 32, 20, 4, 10496, 166144, 262144),
+}
+GRANITE_4_2 = {
+    # size: hidden, layers, heads, feed-forward; 8 kv heads
+    "3b": (2560, 40, 40, 8192),
+    "8b": (4096, 40, 32, 12800),
+    "30b": (4096, 64, 32, 32768),
+}
 MISTRAL = {
     # name: hidden, head size, layers, vocabulary, positions; 32 heads, 8 kv heads, feed-forward 14336
     "Mistral-7B-v0.3": (4096, 128, 32, 32768, 32768),
@@ -166,7 +178,9 @@ def _table() -> Iterator[Shape]:
                 experts=Experts(count=128, per_token=8, width=expert, layers=layers),
             )  # fmt: skip
     yield from _llamas()
+    yield from _granites()
     yield from _latents()
+    yield _glm_flash()
 
 
 def _qwen3_names(size: str, base: bool) -> Iterator[tuple[str, int]]:
@@ -188,11 +202,33 @@ def _llamas() -> Iterator[Shape]:
                 heads=heads, kv_heads=8, head_size=hidden // heads, feed_forward=width, vocabulary=128256, tied=tied,
                 positions=131072,
             )  # fmt: skip
+    for name, (hidden, layers, heads, kv_heads, width, vocabulary, positions) in LLAMA_LIKE.items():
+        yield Shape(
+            name=name, family="llama", hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_size=128,
+            feed_forward=width, vocabulary=vocabulary, tied=False, positions=positions,
+        )  # fmt: skip
     for name, (hidden, head_size, layers, vocabulary, positions) in MISTRAL.items():
         yield Shape(
             name=f"mistralai/{name}", family="mistral", hidden=hidden, layers=layers, heads=32, kv_heads=8,
             head_size=head_size, feed_forward=14336, vocabulary=vocabulary, tied=False, positions=positions,
         )  # fmt: skip
+
+
+def _granites() -> Iterator[Shape]:
+    for size, (hidden, layers, heads, width) in GRANITE_4_2.items():
+        yield Shape(
+            name=f"ibm-granite/granite-4.2-{size}", family="granite", hidden=hidden, layers=layers, heads=heads, kv_heads=8,
+            head_size=hidden // heads, feed_forward=width, vocabulary=100352, tied=False, positions=131072,
+        )  # fmt: skip
+
+
+def _glm_flash() -> Shape:
+    return Shape(
+        name="zai-org/GLM-4.7-Flash", family="glm4_moe_lite", hidden=2048, layers=47, heads=20, kv_heads=20, head_size=64,
+        feed_forward=10240, vocabulary=154880, tied=False, positions=202752,
+        experts=Experts(count=64, per_token=4, width=1536, layers=46, shared=1536),
+        latent=Latent(query=768, key_value=512, plain=192, rotary=64, value=256),
+    )  # fmt: skip
 
 
 def _latents() -> Iterator[Shape]:

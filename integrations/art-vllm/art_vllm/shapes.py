@@ -8,7 +8,9 @@ from typing import Any
 
 from art_core.errors import ConfigError
 
-COUNTED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2"})
+COUNTED = frozenset({
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "deepseek_v3", "kimi_k2", "glm4_moe_lite",
+})  # fmt: skip
 """``model_type`` of the models whose parameters are counted exactly; others are counted as a Llama of their config's sizes."""
 QK_NORM = frozenset({"qwen3", "qwen3_moe"})
 TEXT_INSIDE = frozenset({"gemma3", "qwen3_5"})
@@ -296,15 +298,22 @@ def _experts(config: Mapping[str, Any], layers: int, name: str) -> Experts | Non
         return None
     has_own = config.get("moe_intermediate_size") is not None
     width = _number(config, "moe_intermediate_size" if has_own else "intermediate_size", name)
-    first, every = config.get("first_k_dense_replace", 0), config.get("decoder_sparse_step") or 1
-    dense = set(config.get("mlp_only_layers") or ())
     return Experts(
         count=_number(config, key, name),
         per_token=config.get("num_experts_per_tok") or 2,
         width=width,
-        layers=sum(layer >= first and (layer + 1) % every == 0 and layer not in dense for layer in range(layers)),
+        layers=_expert_layers(config, layers),
         shared=config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0),
     )
+
+
+def _expert_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Return how many layers have experts."""
+    if kinds := config.get("mlp_layer_types"):
+        return kinds.count("sparse")
+    first, every = config.get("first_k_dense_replace", 0), config.get("decoder_sparse_step") or 1
+    dense = set(config.get("mlp_only_layers") or ())
+    return sum(layer >= first and (layer + 1) % every == 0 and layer not in dense for layer in range(layers))
 
 
 def _latent(config: Mapping[str, Any], name: str) -> Latent | None:

@@ -127,6 +127,12 @@ def measured(run_dir: Path) -> Workload:
     )
 
 
+def has_steps(run_dir: Path) -> bool:
+    """Whether the run has finished a training step, so ``measured`` has something to count."""
+    with Store(store_file(run_dir)) as store:
+        return bool(store.steps())
+
+
 def step_of(run_dir: Path) -> tuple[int, int]:
     """Return ``group_size`` and ``tasks_per_step`` from a run's stored settings."""
     with Store(store_file(run_dir)) as store:

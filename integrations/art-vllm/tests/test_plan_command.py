@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 import art_core as art
 from art_core.config import make_config
 from art_core.errors import ConfigError
+from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_core.types import Call
 from art_embedded import TINY
 from art_vllm.candidates import CANDIDATES
 from art_vllm.command_line import options
+from art_vllm.gpus import GPUS
 from art_vllm.known_shapes import known_shapes
 from art_vllm.plan_command import EXAMPLE, add_to
 
@@ -147,11 +150,12 @@ async def test_a_run_says_how_large_its_steps_are(tmp_path):
 def test_models_are_compared_by_size_time_and_price():
     said = run("--gpu", "H100", "--dollars-per-hour", "2.5", "--steps", "100")
     rows = [
-        line for line in said.splitlines() if line.endswith(tuple("0123456789")) and "/" in line and " min " in line
+        line for line in said.splitlines() if line.endswith(tuple("0123456789")) and "/" in line and " GiB " in line
     ]
     sizes = [float(re.search(r" ([0-9.]+)B", row)[1]) for row in rows]
     assert sizes == sorted(sizes, reverse=True) and len(rows) >= 8
     assert "too large: " in said and "meta-llama/Llama-3.3-70B-Instruct" in said
+    assert all(0 < float(re.search(r" ([0-9.]+) GiB", row)[1]) < 80 for row in rows)
     best = next(row.split()[0] for row in rows)
     assert "\nfits, " in run("--gpu", "H100", "--model", best)
 
@@ -177,6 +181,46 @@ def test_candidates_are_chosen_by_budget_and_licence():
     dear = [it["model"] for it in found if it["fits"] and not it["within_budget"]]
     assert dear and f"over the budget of $0.2: {', '.join(dear)}" in run(*chosen, "--budget", "0.2")
     assert "over the budget" in run(*chosen, "--budget", "0", code=1)
+
+
+def test_a_candidate_has_the_memory_of_its_own_plan():
+    found = json_of("--gpu", "H100")
+    fitting = next(it for it in found if it["fits"])
+    peak = json_of("--model", fitting["model"], "--gpu", "H100")["peak"]
+    assert fitting["memory"] == max(peak.values())
+    assert all(it["memory"] > 0.96 * 79.1 * 2**30 for it in found if not it["fits"])
+
+
+def test_a_budget_proposes_models_for_each_gpu_that_has_a_price():
+    priced = ("--dollars-per-hour", "H100=2.5", "--dollars-per-hour", "4090=0.4", "--steps", "200")
+    said = run("--budget", "3", *priced)
+    small, large = said.split("H100 at $2.5 per GPU and hour:")
+    assert "RTX 4090 at $0.4 per GPU and hour:" in small and "Qwen/Qwen3-14B  " in large
+    assert "over the budget of $3: " in large and "next: the same command with --gpu GPU" in large
+    found = json_of("--budget", "3", *priced)
+    assert {(it["gpu"], it["dollars_per_hour"]) for it in found} == {("H100", 2.5), ("RTX 4090", 0.4)}
+    alone = {
+        it["model"]: it["dollars"] for it in json_of("--gpu", "H100", "--dollars-per-hour", "2.5", "--steps", "200")
+    }
+    assert alone == {it["model"]: it["dollars"] for it in found if it["gpu"] == "H100"}
+
+
+def test_one_price_stands_for_every_known_gpu():
+    found = json_of("--budget", "20", "--dollars-per-hour", "2", "--dollars-per-hour", "B200=5")
+    assert list(dict.fromkeys(it["gpu"] for it in found)) == [gpu.name for gpu in GPUS]
+    assert {it["dollars_per_hour"] for it in found if it["gpu"] != "B200"} == {2.0}
+    assert "at $" not in run("--gpu", "H100") and "over the budget" in run(
+        "--budget", "0", "--dollars-per-hour", "2", code=1
+    )
+
+
+def test_a_gpus_own_price_is_taken_for_it():
+    both = ("--dollars-per-hour", "9", "--dollars-per-hour", "H100=2.5")
+    own, only = (
+        json_of(*SEVEN_B, "--gpu", "H100", *both),
+        json_of(*SEVEN_B, "--gpu", "H100", "--dollars-per-hour", "2.5"),
+    )
+    assert own["step"]["dollars"] == only["step"]["dollars"] > 0
 
 
 def test_a_gpu_of_unknown_speed_compares_sizes_only():
@@ -207,6 +251,52 @@ async def test_a_run_says_how_many_tokens_its_rows_have(tmp_path):
     longest = {call.prompt_ids + call.sampled_ids for call in calls}
     paths = [ids for ids in longest if not any(other != ids and other[: len(ids)] == ids for other in longest)]
     assert found["tokens"]["trained"] == sum(map(len, paths))
+
+
+def evaluation(folder, calls, rollouts=3):
+    """The folder of an evaluation whose calls a provider answered: only token counts are known."""
+    with Store(folder / "run.sqlite") as store:
+        store.set_meta("model", "live")
+        for number in range(rollouts):
+            name = f"rollout-{number}"
+            store.add_rollout(name, task=number, step=0, split="eval", group=name)
+            for prompt, sampled in calls:
+                usage = {"prompt_tokens": float(prompt), "completion_tokens": float(sampled)} if prompt else {}
+                store.record(name, Call(prompt_ids=(), sampled_ids=(), logprobs=(), policy_version=-1, usage=usage))
+            store.finish_rollout(name, output=None, seconds=1.0)
+    return ("--run", str(folder))
+
+
+def test_an_evaluation_of_a_live_provider_says_how_large_steps_will_be(tmp_path):
+    live = evaluation(tmp_path, [(1000, 150), (1150, 150), (1300, 150)])
+    measured, assumed = (json_of(*SEVEN_B, "--gpu", "H100", *more)["step"] for more in (live, ()))
+    for number in ("runs", "calls", "targets", "rows", "largest", "longest"):
+        assert measured["workload"][number] == pytest.approx(assumed["workload"][number])
+    assert measured["seconds"] == pytest.approx(assumed["seconds"], rel=1e-6)
+    assert "measured: 3 evaluated rollouts of" in run("--gpu", "H100", *live) and "(model live)" in run(
+        "--gpu", "H100", *live
+    )
+
+
+def test_results_of_tools_are_prompt_tokens_of_their_own(tmp_path):
+    live = evaluation(tmp_path, [(1000, 150), (1650, 150)])
+    found = json_of("--model", "Qwen/Qwen3-8B", "--gpu", "H100", *live, "--tasks-per-step", "1", "--group-size", "4")
+    workload = found["step"]["workload"]
+    assert workload["prefill"]["count"] == 1000 + 4 * 500 and workload["decode"]["count"] == 4 * 300
+    assert workload["learner"]["count"] == 1000 + 4 * 800 and workload["longest"] == 1800
+
+
+def test_an_evaluation_without_token_counts_is_refused(tmp_path):
+    assert "nor an evaluation with token counts" in refused("--gpu", "H100", *evaluation(tmp_path, [(0, 0)]))
+
+
+async def test_the_folder_of_an_evaluation_is_accepted(tmp_path):
+    await art.evaluate(
+        ScriptedAgent(), ["a", "b"], model="tiny", reward=lambda run: 1.0, run_dir=tmp_path / "run", engine=FakeEngine(),
+        progress=False,
+    )  # fmt: skip
+    said = run("--model", "tiny", "--gpu", "T4", "--run", str(tmp_path / "run"))
+    assert "measured: 2 evaluated rollouts of" in said and "64 rollouts, " in said
 
 
 def test_runs_that_are_longer_than_the_context_are_said():
@@ -250,9 +340,16 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
         ((*SEVEN_B, "--dollars-per-million", "1,1"), "must be three prices"),
         ((*SEVEN_B, "--gpu", "H100", "--context", "99999"), "32768 positions"),
         ((*SEVEN_B, "--gpu", "H100", "--budget", "3"), "choose between models"),
-        (("--gpu", "H100", "--budget", "3"), "--budget needs the price of a GPU"),
+        (("--gpu", "H100", "--budget", "3"), "--budget needs your price of a GPU"),
+        (("--budget", "3"), "--budget needs your price of a GPU"),
+        ((*SEVEN_B, "--dollars-per-hour", "2"), "pass either --gpu, or --dollars-per-million"),
+        (("--gpu", "H100", "--dollars-per-hour", "L4=1"), "no price of --gpu H100"),
+        (("--dollars-per-hour", "24GB=1"), "24GB is only a size"),
+        (("--dollars-per-hour", "H100=x"), "must be a price such as 2.5 or H100=2.5, got 'H100=x'"),
+        (("--dollars-per-hour", "-1"), "must be a price"),
+        (("--dollars-per-million", "1,1,1", "--dollars-per-hour", "2", *SEVEN_B), "is the price of a GPU"),
         (("--gpu", "H100", "--licence", "bsd"), "no candidate has the licence 'bsd'"),
-        (("--dollars-per-million", "1,1,1"), "pass --gpu to compare models, or --model"),
+        (("--dollars-per-million", "1,1,1"), "pass --gpu to compare models, or --dollars-per-hour"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments, says):
@@ -263,11 +360,11 @@ def test_what_the_help_and_the_pages_advertise_fits():
     assert EXAMPLE.split("`")[1] in " ".join(run("--help").split())
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("integrations/*/README.md")]
     shown = re.findall(
-        r"art (plan --(?:model|gpu) [^`\n#]+)", "\n".join([EXAMPLE, *(page.read_text() for page in pages)])
+        r"art (plan --(?:model|gpu|budget) [^`\n#]+)", "\n".join([EXAMPLE, *(page.read_text() for page in pages)])
     )
     complete = [it for it in shown if "NAME" not in it and "--run" not in it]
     assert len(complete) >= 6
     for command in complete:
         priced, chosen = "--dollars-per-million" in command, "--model" in command
-        answer = " steps cost $" if priced else "\nfits, " if chosen else "next: the same command with --model NAME"
+        answer = " steps cost $" if priced else "\nfits, " if chosen else "next: the same command with "
         assert answer in run(*shlex.split(command)[1:]), command

@@ -35,6 +35,7 @@ CONFIGS = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True}),
     "mistral": ("mistral", {"head_dim": 16, "sliding_window": 16}),
+    "granite": ("granite", {"tie_word_embeddings": True}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", {"head_dim": 16, "num_experts": 8, **EXPERTS}),
     "qwen3_moe, a dense layer": ("qwen3_moe", {"num_experts": 8, "mlp_only_layers": [1], **EXPERTS}),
@@ -45,6 +46,10 @@ CONFIGS = {
     "kimi_k2": (
         "deepseek_v3",
         {"q_lora_rank": 12, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, **EXPERTS, **LATENT},
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {"q_lora_rank": 12, "n_routed_experts": 8, "n_shared_experts": 1, **EXPERTS, **LATENT},
     ),
     "latent attention, all layers dense": ("deepseek_v3", {"q_lora_rank": 12, "first_k_dense_replace": 3, **LATENT}),
 }  # fmt: skip
@@ -126,7 +131,8 @@ PUBLISHED = {  # 10^9 parameters, by model cards and papers; how far rounding ma
     "Qwen3-14B": 14.8, "Qwen3-32B": 32.8, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235, "Llama-3.1-8B": 8.03,
     "Llama-3.1-70B": 70.6, "Llama-3.1-405B": 405.9, "Llama-3.2-1B": 1.24, "Llama-3.2-3B": 3.21,
     "Llama-3.3-70B-Instruct": 70.6, "Mistral-7B-v0.3": 7.25, "Mistral-Nemo-Base-2407": 12.2, "Moonlight-16B-A3B": 16,
-    "DeepSeek-V3": 671,
+    "DeepSeek-V3": 671, "GLM-4.7-Flash": 29.95, "granite-4.2-3b": 3.66, "granite-4.2-8b": 8.79, "granite-4.2-30b": 29.28,
+    "MiniCPM5-1B": 1.08, "MiniCPM5-2B": 2.52, "Nanbeige4.1-3B": 3.93,
 }  # fmt: skip
 
 
@@ -139,6 +145,20 @@ def test_kimi_k2_has_about_as_many_parameters_as_published():
     shape = find_shape("moonshotai/Kimi-K2-Instruct")
     assert shape.parameters / 1e12 == pytest.approx(1.04, rel=0.015)  # arXiv 2507.20534, table 2
     assert shape.active / 1e9 == pytest.approx(32.6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("openbmb/MiniCPM5-1B", 1_080_632_832),
+        ("openbmb/MiniCPM5-2B", 2_516_756_480),
+        ("ibm-granite/granite-4.2-3b", 3_659_737_600),
+        ("ibm-granite/granite-4.2-8b", 8_791_592_960),
+        ("ibm-granite/granite-4.2-30b", 29_276_770_304),
+    ],
+)
+def test_a_model_of_this_year_has_exactly_the_published_number_of_parameters(name, parameters):
+    assert find_shape(name).parameters == parameters
 
 
 @pytest.mark.parametrize(("name", "active"), [("Qwen3-30B-A3B", 3.3), ("Qwen3-235B-A22B", 22), ("DeepSeek-V3", 37.5)])
