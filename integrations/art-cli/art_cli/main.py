@@ -287,7 +287,10 @@ def evaluate(
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
     if not sys.stdout.isatty():  # the same is on stderr for people
         print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
-    after = f"next: art compare OTHER_RUN {report.run_dir} compares it with another evaluation of these tasks"
+    after = (
+        f"next: art compare OTHER_RUN {report.run_dir} compares it with another evaluation of these tasks, "
+        f"art view {report.run_dir} (with art-server) shows every rollout"
+    )
     Console(stderr=True).print(after, markup=False, highlight=False, soft_wrap=True)
 
 
