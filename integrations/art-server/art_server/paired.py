@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from art_cli.change import change
 from art_core import Report, Trajectory
-from art_server import outcome, reading, responses
+from art_core.store.rollouts import trajectory_of
+from art_server import answers, outcome, reading, responses
 from art_server.plain import plain, readable
 from art_server.store_view import RolloutRow, StoreView, read_snapshot
+
+if TYPE_CHECKING:
+    from art_compare.sides import Side
 
 CHANGED_SHOWN = 200
 
@@ -67,7 +71,7 @@ def results_of(rollouts: Rollouts) -> Results:
     return Results(values, report.counts_successes, any("success" in each.metrics for each in stored))
 
 
-def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.Change | None:
+def compared(before: Rollouts, after: Rollouts, temperature: Any) -> answers.Change | None:
     """Return None if no task has a result in both, or only one of them sets ``metrics["success"]``."""
     first, second = results_of(before), results_of(after)
     keys = [key for key in first.values if key in second.values]
@@ -75,7 +79,7 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.C
         return None
     earlier, later = [first.values[key] for key in keys], [second.values[key] for key in keys]
     it = change(earlier, later)
-    return responses.Change(
+    return answers.Change(
         temperature=plain(temperature),
         verdict=it.verdict,
         value=it.value,
@@ -88,15 +92,22 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.C
         unscored=sum(key in after for key in before) - len(keys),
         lost=it.lost,
         won=it.won,
+        p=_mcnemar(it.lost, it.won) if {*earlier, *later} <= {0.0, 1.0} else None,
     )
 
 
-def changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
+def _mcnemar(lost: int, won: int) -> float:
+    from art_compare.statistics import mcnemar  # imported here: it loads NumPy
+
+    return mcnemar(lost, won)
+
+
+def changed(before: Rollouts, after: Rollouts) -> list[answers.ChangedTask]:
     """Return the tasks with another result, the greatest losses first."""
     first, second = results_of(before).values, results_of(after).values
     changes = {key: second[key] - first[key] for key in first if key in second}
     return [
-        responses.ChangedTask(
+        answers.ChangedTask(
             task_id=readable(key[0]),
             task=plain(after[key].stored.task),
             before=readable(before[key].stored.rollout_id),
@@ -108,10 +119,10 @@ def changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
     ]
 
 
-def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[responses.ChangedTask]:
+def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[answers.ChangedTask]:
     """Return a page of the tasks that changed at the first temperature with both evaluations."""
 
-    def read(view: StoreView) -> list[responses.ChangedTask]:
+    def read(view: StoreView) -> list[answers.ChangedTask]:
         pairs = outcome.before_and_after(evaluations_of(view))
         return changed(*(by_task(view, each) for each in pairs[0])) if pairs else []
 
@@ -119,21 +130,67 @@ def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[re
     return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
 
 
-def between(first: Path, second: Path) -> responses.RunsComparison:
+def between(first: Path, second: Path) -> answers.RunsComparison:
     """Compare the newest evaluations of two runs at each temperature that both have."""
     one, other = (read_snapshot(folder / reading.STORE, _newest_by_temperature) for folder in (first, second))
-    changes, tasks, measured = [], None, []
+    changes, tasks, measured, measures = [], None, [], []
     for key, (evaluation, before) in one.rollouts.items():
         also, after = other.rollouts.get(key, ({}, {}))
         if (it := compared(before, after, evaluation.get("temperature"))) is not None:
             changes.append(it)
-            measured = measured or [_named(evaluation), _named(also)]
-            tasks = changed(before, after) if tasks is None else tasks
+            if tasks is None:
+                tasks, measured = changed(before, after), [_named(evaluation), _named(also)]
+                measures = _measures((first, before), (second, after))
     rewards = [one.reward, other.reward] if one.reward != other.reward else []
     found = tasks or []
-    return responses.RunsComparison(
-        changes=changes, evaluations=measured, rewards=rewards, changed=len(found), tasks=found[:CHANGED_SHOWN]
+    return answers.RunsComparison(
+        changes=changes,
+        evaluations=measured,
+        rewards=rewards,
+        measures=measures,
+        changed=len(found),
+        tasks=found[:CHANGED_SHOWN],
     )
+
+
+def _measures(*evaluations: tuple[Path, Rollouts]) -> list[answers.Measured]:
+    """Return what ``art compare`` measures of two evaluations, each with its run folder."""
+    from art_compare.comparison import comparison_of
+    from art_compare.measures import MEASURES
+
+    first, second = evaluations
+    shared = first[1].keys() & second[1].keys()
+    comparison = comparison_of([_side(folder, rollouts, shared) for folder, rollouts in evaluations])
+    measures = []
+    for name in MEASURES:
+        values = [reading.number(comparison.value(name, side)) for side in (0, 1)]
+        if values == [None, None]:
+            continue
+        apart = comparison.difference(name, 1)
+        difference, low, high = (apart.value, *apart.interval) if apart else (None, None, None)
+        measures.append(
+            answers.Measured(
+                name=name,
+                first=values[0],
+                second=values[1],
+                difference=reading.number(difference),
+                low=reading.number(low),
+                high=reading.number(high),
+            )
+        )
+    return measures
+
+
+def _side(folder: Path, rollouts: Rollouts, keys: Collection[Key]) -> Side:
+    """Read an evaluation's calls as a side of ``art compare``, whose own reader opens the store to write."""
+    from art_compare.sides import Side
+
+    def read(view: StoreView) -> dict[Key, Trajectory]:
+        chosen = ((key, rollout.stored) for key, rollout in rollouts.items() if key in keys)
+        return {key: trajectory_of(stored, view.calls(stored.rollout_id)) for key, stored in chosen}
+
+    trajectories = read_snapshot(folder / reading.STORE, read)
+    return Side(str(folder), folder, "", temperature=None, reward=None, trajectories=trajectories)
 
 
 @dataclass(frozen=True)

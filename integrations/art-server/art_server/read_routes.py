@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_server import conversations, decision, paired, reading, responses
+from art_server import answers, conversations, decision, paired, reading, responses
 from art_server.plain import readable
 from art_server.rounds import rounds_of
 from art_server.search import Indexes
@@ -65,7 +65,7 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
         return responses.Runs(total=len(names), limit=limit, offset=offset, items=items, rounds=rounds)
 
     @router.get("/{run}/compare/{other}", responses=REFUSED)
-    def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.RunsComparison:
+    def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.RunsComparison:
         """Compare another run with this one, on the held-out tasks that both were last evaluated on."""
         return paired.between(folder, folder_of(other))
 
@@ -75,7 +75,7 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
         return reading.run(readable(run), folder)
 
     @router.get("/{run}/decision", responses=REFUSED)
-    def show_decision(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Decision:
+    def show_decision(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.Decision:
         """Show whether held-out tasks are solved better, what fails, what it cost, and what to do next."""
         return decision.decision(readable(run), folder)
 
@@ -117,9 +117,7 @@ def _add_lists(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
         return reading.tasks(folder, split=split, limit=limit, offset=offset)
 
     @router.get("/{run}/changed-tasks", responses=REFUSED)
-    def list_changed_tasks(
-        folder: Run, limit: Limit = 200, offset: Offset = 0
-    ) -> responses.Page[responses.ChangedTask]:
+    def list_changed_tasks(folder: Run, limit: Limit = 200, offset: Offset = 0) -> responses.Page[answers.ChangedTask]:
         """List the held-out tasks whose result changed, the greatest losses first."""
         return paired.changed_tasks(folder, limit=limit, offset=offset)
 

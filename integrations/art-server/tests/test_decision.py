@@ -2,6 +2,7 @@
 
 import pytest
 from kinds_of_runs import KINDS, TASKS, run_of
+from recorded_runs import call
 
 from art_core.store import Store
 from art_server.decision import decision
@@ -173,6 +174,38 @@ def test_two_runs_are_compared_by_the_same_measure(tmp_path):
             store.add_scores([f"{name}-{task}" for task in range(TASKS)], [1.0] * TASKS)
     it = between(first, second)
     assert it.changes == [] and it.rewards == ["graded", "right"]
+
+
+def test_two_runs_are_compared_by_what_their_tasks_took(runs):
+    comparison = between(runs["flat"], runs["improved"])
+    assert comparison.changes[0].p == pytest.approx(2 / 2**21)  # none of 21 fair coins, twice
+    measures = {each.name: each for each in comparison.measures}
+    assert {"seconds_p50", "seconds_p95", "prompt_tokens", "sampled_tokens"} <= measures.keys()
+    sampled = measures["sampled_tokens"]
+    assert (sampled.first, sampled.second, sampled.difference, sampled.low) == (2, 2, 0, 0)
+    assert measures["seconds_p50"].first == 20.5 and measures["seconds_p95"].first == pytest.approx(38.05)
+    assert "cost" not in measures  # no price is listed for the model
+
+
+def test_the_cost_per_task_is_shown_of_the_run_whose_price_is_listed(runs, tmp_path, monkeypatch):
+    price = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}
+    monkeypatch.setattr("art_compare.prices._table", lambda: {"policy": price})
+    with Store(run_of(tmp_path, "flat") / "run.sqlite") as store:
+        for task in range(TASKS):
+            store.add_rollout(f"live-{task}", task={"input": f"Question {task}?"}, split="eval", task_id=f"task{task}")
+            usage = {"prompt_tokens": 1000.0, "completion_tokens": 500.0}
+            store.record(f"live-{task}", call((), (), usage=usage))
+            store.finish_rollout(f"live-{task}", output="x")
+            store.add_scores([f"live-{task}"], [1.0], metrics=[{"success": 1.0}])
+        live = {
+            "name": "live",
+            "step": 10,
+            "temperature": 1.0,
+            "rollout_ids": [f"live-{task}" for task in range(TASKS)],
+        }
+        store.set_meta("evaluations", [live])
+    [cost] = [each for each in between(runs["improved"], tmp_path).measures if each.name == "cost"]
+    assert cost.first is None and cost.second == pytest.approx(0.002) and cost.difference is None
 
 
 def test_a_run_without_anything_has_nothing_to_decide(tmp_path):
