@@ -64,7 +64,6 @@ class RunsComparison(BaseModel):
     changes: list[Change] = Field(description="By temperature; empty if they share no task at the same temperature.")
     evaluations: list[str] = Field(description="Names and steps of the two evaluations, at the first temperature.")
     rewards: list[str] = Field(description="The names of their rewards, if they differ.")
-    measures: list[Measured] = Field(description="On the tasks that both have, at the first temperature.")
     changed: int = Field(description="Tasks with another result, at the first temperature.")
     tasks: list[ChangedTask] = Field(description="The first 200 of them, the greatest losses first.")
 

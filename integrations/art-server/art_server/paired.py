@@ -1,25 +1,19 @@
-"""Two evaluations of the same tasks compared: before and after training, or of two runs."""
+"""Two evaluations of the same tasks compared: before and after training, or of two runs (``two_runs``)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from art_cli.change import change
 from art_core import Report, Trajectory
-from art_core.store.rollouts import trajectory_of
 from art_server import answers, outcome, reading, responses
 from art_server.plain import plain, readable
 from art_server.store_view import RolloutRow, StoreView, read_snapshot
-
-if TYPE_CHECKING:
-    from art_compare.sides import Side
-
-CHANGED_SHOWN = 200
 
 Key = tuple[str, int]
 """A task's id, and how many rollouts of the same task came before."""
@@ -97,7 +91,7 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> answers.Cha
 
 
 def _mcnemar(lost: int, won: int) -> float:
-    from art_compare.statistics import mcnemar  # imported here: it loads NumPy
+    from art_compare.statistics import mcnemar  # not at the top: it brings the command `art compare`
 
     return mcnemar(lost, won)
 
@@ -128,92 +122,6 @@ def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[an
 
     tasks = read_snapshot(folder / reading.STORE, read)
     return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
-
-
-def between(first: Path, second: Path) -> answers.RunsComparison:
-    """Compare the newest evaluations of two runs at each temperature that both have."""
-    one, other = (read_snapshot(folder / reading.STORE, _newest_by_temperature) for folder in (first, second))
-    changes, tasks, measured, measures = [], None, [], []
-    for key, (evaluation, before) in one.rollouts.items():
-        also, after = other.rollouts.get(key, ({}, {}))
-        if (it := compared(before, after, evaluation.get("temperature"))) is not None:
-            changes.append(it)
-            if tasks is None:
-                tasks, measured = changed(before, after), [_named(evaluation), _named(also)]
-                measures = _measures((first, before), (second, after))
-    rewards = [one.reward, other.reward] if one.reward != other.reward else []
-    found = tasks or []
-    return answers.RunsComparison(
-        changes=changes,
-        evaluations=measured,
-        rewards=rewards,
-        measures=measures,
-        changed=len(found),
-        tasks=found[:CHANGED_SHOWN],
-    )
-
-
-def _measures(*evaluations: tuple[Path, Rollouts]) -> list[answers.Measured]:
-    """Return what ``art compare`` measures of two evaluations, each with its run folder."""
-    from art_compare.comparison import comparison_of
-    from art_compare.measures import MEASURES
-
-    first, second = evaluations
-    shared = first[1].keys() & second[1].keys()
-    comparison = comparison_of([_side(folder, rollouts, shared) for folder, rollouts in evaluations])
-    measures = []
-    for name in MEASURES:
-        values = [reading.number(comparison.value(name, side)) for side in (0, 1)]
-        if values == [None, None]:
-            continue
-        apart = comparison.difference(name, 1)
-        difference, low, high = (apart.value, *apart.interval) if apart else (None, None, None)
-        measures.append(
-            answers.Measured(
-                name=name,
-                first=values[0],
-                second=values[1],
-                difference=reading.number(difference),
-                low=reading.number(low),
-                high=reading.number(high),
-            )
-        )
-    return measures
-
-
-def _side(folder: Path, rollouts: Rollouts, keys: Collection[Key]) -> Side:
-    """Read an evaluation's calls as a side of ``art compare``, whose own reader opens the store to write."""
-    from art_compare.sides import Side
-
-    def read(view: StoreView) -> dict[Key, Trajectory]:
-        chosen = ((key, rollout.stored) for key, rollout in rollouts.items() if key in keys)
-        return {key: trajectory_of(stored, view.calls(stored.rollout_id)) for key, stored in chosen}
-
-    trajectories = read_snapshot(folder / reading.STORE, read)
-    return Side(str(folder), folder, "", temperature=None, reward=None, trajectories=trajectories)
-
-
-@dataclass(frozen=True)
-class _Newest:
-    """A run's newest evaluation at each temperature, and the name of its reward."""
-
-    reward: str
-    rollouts: Mapping[str, tuple[Evaluation, Rollouts]]
-
-
-def _newest_by_temperature(view: StoreView) -> _Newest:
-    newest: dict[str, Evaluation] = {}
-    for each in evaluations_of(view):
-        temperature = each.get("temperature")
-        key = repr(float(temperature) if isinstance(temperature, int | float) else temperature)
-        newest[key] = max(newest.get(key, each), each, key=outcome.step_of)
-    return _Newest(
-        readable(str(view.meta("reward"))), {key: (each, by_task(view, each)) for key, each in newest.items()}
-    )
-
-
-def _named(evaluation: Evaluation) -> str:
-    return readable(f"{evaluation.get('name')}, step {evaluation.get('step')}")
 
 
 def newest(evaluations: Sequence[Evaluation]) -> Evaluation | None:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_server import answers, conversations, decision, paired, reading, responses
+from art_server import answers, conversations, decision, paired, reading, responses, two_runs
 from art_server.plain import readable
 from art_server.rounds import rounds_of
 from art_server.search import Indexes
@@ -67,7 +67,12 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
     @router.get("/{run}/compare/{other}", responses=REFUSED)
     def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.RunsComparison:
         """Compare another run with this one, on the held-out tasks that both were last evaluated on."""
-        return paired.between(folder, folder_of(other))
+        return two_runs.between(folder, folder_of(other))
+
+    @router.get("/{run}/compare/{other}/measures", responses=REFUSED)
+    def measure_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> list[answers.Measured]:
+        """Show what these tasks took both runs, at the first temperature: cost, seconds, calls and tokens."""
+        return two_runs.measures(folder, folder_of(other))
 
     @router.get("/{run}", responses=REFUSED)
     def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Run:

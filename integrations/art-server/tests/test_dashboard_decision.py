@@ -99,6 +99,7 @@ def test_two_runs_are_compared(runs, desk):
     text = page.locator(".verdict").inner_text()
     assert text.startswith("Better") and "20.0 % → 72.5 %" in text and "21 better, 0 worse" in text
     assert "; McNemar's p < 0.001)" in text
+    page.wait_for_selector(".measures tbody tr")
     measures = {
         name: values
         for name, *values in (row.locator("td").all_inner_texts() for row in page.locator(".measures tbody tr").all())

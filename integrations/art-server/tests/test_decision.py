@@ -6,7 +6,7 @@ from recorded_runs import call
 
 from art_core.store import Store
 from art_server.decision import decision
-from art_server.paired import between
+from art_server.two_runs import between, measures
 
 
 @pytest.fixture(scope="module")
@@ -173,18 +173,18 @@ def test_two_runs_are_compared_by_the_same_measure(tmp_path):
         for name in ("before", "after"):
             store.add_scores([f"{name}-{task}" for task in range(TASKS)], [1.0] * TASKS)
     it = between(first, second)
-    assert it.changes == [] and it.rewards == ["graded", "right"]
+    assert it.changes == [] and it.rewards == ["graded", "right"] and measures(first, second) == []
 
 
 def test_two_runs_are_compared_by_what_their_tasks_took(runs):
-    comparison = between(runs["flat"], runs["improved"])
-    assert comparison.changes[0].p == pytest.approx(2 / 2**21)  # none of 21 fair coins, twice
-    measures = {each.name: each for each in comparison.measures}
-    assert {"seconds_p50", "seconds_p95", "prompt_tokens", "sampled_tokens"} <= measures.keys()
-    sampled = measures["sampled_tokens"]
+    [change] = between(runs["flat"], runs["improved"]).changes
+    assert change.p == pytest.approx(2 / 2**21)  # none of 21 fair coins, twice
+    took = {each.name: each for each in measures(runs["flat"], runs["improved"])}
+    assert {"seconds_p50", "seconds_p95", "prompt_tokens", "sampled_tokens"} <= took.keys()
+    sampled = took["sampled_tokens"]
     assert (sampled.first, sampled.second, sampled.difference, sampled.low) == (2, 2, 0, 0)
-    assert measures["seconds_p50"].first == 20.5 and measures["seconds_p95"].first == pytest.approx(38.05)
-    assert "cost" not in measures  # no price is listed for the model
+    assert took["seconds_p50"].first == 20.5 and took["seconds_p95"].first == pytest.approx(38.05)
+    assert "cost" not in took  # no price is listed for the model
 
 
 def test_the_cost_per_task_is_shown_of_the_run_whose_price_is_listed(runs, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_the_cost_per_task_is_shown_of_the_run_whose_price_is_listed(runs, tmp_p
             "rollout_ids": [f"live-{task}" for task in range(TASKS)],
         }
         store.set_meta("evaluations", [live])
-    [cost] = [each for each in between(runs["improved"], tmp_path).measures if each.name == "cost"]
+    [cost] = [each for each in measures(runs["improved"], tmp_path) if each.name == "cost"]
     assert cost.first is None and cost.second == pytest.approx(0.002) and cost.difference is None
 
 

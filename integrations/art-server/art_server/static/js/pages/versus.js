@@ -2,7 +2,7 @@
 
 import { get, runPath } from "../api.js";
 import { changeText } from "../decision.js";
-import { emptyCard, h } from "../dom.js";
+import { emptyCard, fill, h } from "../dom.js";
 import { num, percent, plural, signed, taskText, truncate } from "../format.js";
 import { temperatureName } from "../outcome.js";
 import { flip, flipLink } from "./flip.js";
@@ -32,13 +32,20 @@ export async function versus(context) {
       ),
     };
   if (context.parameters.get("a") && context.parameters.get("b")) return flip(context, tasks);
+  const measures = h(
+    "div",
+    { class: "card scroll measures" },
+    h("h2", {}, "Per task"),
+    h("p", {}, "Reading the calls…"),
+  );
   return {
+    ready: () => loadMeasures(context, changes[0], measures),
     node: h(
       "section",
       {},
       title,
       h("div", { class: "card decision" }, changes.map(verdict)),
-      measuresCard(context, comparison),
+      measures,
       tasks.length ? changedCard(context, comparison) : null,
     ),
   };
@@ -46,7 +53,7 @@ export async function versus(context) {
 
 const column = (name, kind) => h("th", { scope: "col", class: kind }, name);
 
-const dollars = (value) => `$${num(value)}`;
+const dollars = (value) => (value === null ? "–" : `$${num(value)}`);
 
 // Measure -> its name, the format of a value and whether differences are in points. The verdict has success, or else the reward.
 const MEASURES = {
@@ -62,12 +69,21 @@ const MEASURES = {
   sampled_tokens: ["Sampled tokens", num],
 };
 
-function measuresCard(context, { changes, measures }) {
-  const [change] = changes,
-    other = context.argument;
-  const shown = measures.filter(
-    ({ name }) => name in MEASURES && name !== (change.counts_successes ? "success" : "reward"),
-  );
+// Reads all calls of both evaluations, which may take seconds, so the rest of the page doesn't wait for it.
+async function loadMeasures(context, change, card) {
+  const title = h("h2", {}, "Per task");
+  try {
+    const path = runPath(context.run, `/compare/${encodeURIComponent(context.argument)}/measures`);
+    fill(card, title, measuresTable(context, change, await get(path, {}, context.signal)));
+  } catch (error) {
+    if (error.name === "AbortError" || !(error.status >= 0)) throw error;
+    fill(card, title, h("p", { class: "soft" }, error.message));
+  }
+}
+
+function measuresTable(context, change, measures) {
+  const other = context.argument,
+    inVerdict = change.counts_successes ? "success" : "reward";
   const row = (measure) => {
     const [name, format] = MEASURES[measure.name];
     return h(
@@ -79,10 +95,7 @@ function measuresCard(context, { changes, measures }) {
       h("td", { class: "num", "data-name": "Difference" }, differenceText(measure)),
     );
   };
-  return h(
-    "div",
-    { class: "card scroll measures" },
-    h("h2", {}, "Per task"),
+  return [
     h("p", { class: "soft" }, `The tasks that both have, ${temperatureName(change.temperature)}; intervals of 95 %.`),
     h(
       "table",
@@ -92,7 +105,7 @@ function measuresCard(context, { changes, measures }) {
         {},
         h("tr", {}, column("Measure"), column(context.run, "num"), column(other, "num"), column("Difference", "num")),
       ),
-      h("tbody", {}, shown.map(row)),
+      h("tbody", {}, measures.filter(({ name }) => name in MEASURES && name !== inVerdict).map(row)),
     ),
     measures.some(({ name }) => name === "cost")
       ? null
@@ -101,7 +114,7 @@ function measuresCard(context, { changes, measures }) {
           { class: "soft small" },
           "The cost is unknown: no price is listed for these models. art compare --price takes one.",
         ),
-  );
+  ];
 }
 
 function differenceText({ name, difference, low, high }) {
