@@ -115,13 +115,21 @@ def changed(before: Rollouts, after: Rollouts) -> list[answers.ChangedTask]:
 
 def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[answers.ChangedTask]:
     """Return a page of the tasks that changed at the first temperature with both evaluations."""
+    tasks = _all_changed(folder)
+    return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
 
+
+def changes(folder: Path) -> dict[str, float]:
+    """Return by how much these tasks changed, by the ids of their rollouts after training."""
+    return {task.after: task.change for task in _all_changed(folder)}
+
+
+def _all_changed(folder: Path) -> list[answers.ChangedTask]:
     def read(view: StoreView) -> list[answers.ChangedTask]:
         pairs = outcome.before_and_after(evaluations_of(view))
         return changed(*(by_task(view, each) for each in pairs[0])) if pairs else []
 
-    tasks = read_snapshot(folder / reading.STORE, read)
-    return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
+    return read_snapshot(folder / reading.STORE, read)
 
 
 def newest(evaluations: Sequence[Evaluation]) -> Evaluation | None:

@@ -144,7 +144,8 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         agent: Annotated[str | None, Query(max_length=300, description="An agent that made one of its calls.")] = None,
         search: Annotated[str | None, Query(max_length=300, description="Words that its texts have.")] = None,
         order: Annotated[
-            Order, Query(description="Which rollouts come first; lowest and highest are of rewards.")
+            Order,
+            Query(description="Which come first; `lowest` and `highest` reward; `changed` most since before training."),
         ] = "newest",
         limit: Limit = 50,
         offset: Offset = 0,
@@ -152,8 +153,9 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         """List rollouts."""
         rollouts = RolloutFilter(split, step, task_id, group, outcome, at_least, at_most, agent)
         return reading.trajectories(
-            folder, rollouts, limit=limit, offset=offset, order=order, search=search, indexes=indexes
-        )
+            folder, rollouts, limit=limit, offset=offset, order=order, search=search, indexes=indexes,
+            changes=paired.changes(folder) if order == "changed" else None,
+        )  # fmt: skip
 
     @router.get("/{run}/trajectories/{rollout_id}", responses=REFUSED)
     def show_trajectory(folder: Run, rollout_id: Name) -> responses.Trajectory:

@@ -191,6 +191,9 @@ class TrajectorySummary(BaseModel):
     sampled_tokens: int
     error: str | None
     evaluation: EvaluationOf | None = Field(None, description="Null if no finished evaluation has this rollout.")
+    change: float | None = Field(
+        None, description="Of its task's result since before training, in the order `changed`."
+    )
 
 
 class Score(BaseModel):

@@ -90,6 +90,15 @@ def test_trajectories_are_searched_and_filtered(runs, desk):
     again.get_by_text("2 trajectories", exact=True).wait_for()
 
 
+def test_trajectories_are_ordered_by_the_change_of_their_tasks(runs, desk):
+    page = desk.open(f"{desk.view(runs)}#/run/improved/rollouts")
+    page.get_by_label("Order").select_option("changed")
+    rows = page.locator("tbody tr")
+    rows.nth(0).get_by_text("−1 since before training").wait_for()
+    assert "Question 0?" in rows.nth(0).inner_text()
+    assert "+1 since before training" in rows.nth(1).inner_text() and "order=changed" in page.url
+
+
 def test_two_runs_are_compared(runs, desk):
     page = desk.open(desk.view(runs))
     page.get_by_label("Select flat").check()

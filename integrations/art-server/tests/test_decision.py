@@ -6,6 +6,9 @@ from recorded_runs import call
 
 from art_core.store import Store
 from art_server.decision import decision
+from art_server.paired import changes
+from art_server.reading import trajectories
+from art_server.store_view import RolloutFilter
 from art_server.two_runs import between, measures
 
 
@@ -133,6 +136,13 @@ def test_a_dry_run_and_a_recording_are_not_sent_to_an_evaluation(tmp_path):
             store.add_rollout("one", task="t", split="train")
     assert [it.command for it in decision("dry", tmp_path / "dry").next] == [None]
     assert decision("recorded", tmp_path / "recorded").next == []
+
+
+def test_rollouts_are_ordered_by_how_much_their_tasks_changed(runs):
+    folder = runs["improved"]
+    page = trajectories(folder, RolloutFilter(), limit=40, offset=0, order="changed", changes=changes(folder))
+    assert [each.change for each in page.items] == [-1.0] + [1.0] * 22 + [None] * 17
+    assert page.items[0].rollout_id == "after-0" and page.items[-1].rollout_id not in changes(folder)
 
 
 def test_what_could_not_be_scored_is_left_out(tmp_path):
