@@ -18,7 +18,7 @@ const ORDERS = [
   ["oldest", "oldest first"],
   ["lowest", "lowest reward first"],
   ["highest", "highest reward first"],
-  ["changed", "changed most since before training"],
+  ["changed", "most changed first"],
 ];
 
 export async function rollouts(context) {
