@@ -81,7 +81,7 @@ NEEDS = {
     "art-langfuse": ["art-embedded", "art-tasks"],
     "art-tinker": ["art-embedded"],
     "art-vllm": ["art-embedded"],
-    "art-server": ["art-classic"],
+    "art-server": ["art-classic", "art-compare"],
     "art-classic": ["art-embedded"],
 }
 """A distribution -> those of this repository that it needs besides art-core and art-cli."""

@@ -151,18 +151,24 @@ def compare(
     conditions such as ``"success >= live - 0.02, cost <= 0.5 * live"``. ``prices``: by side, for its cost. Raises ConfigError if
     a side has no evaluation, or the sides share no task or temperature.
     """
-    read = read_sides(sides, temperature)
-    keys = shared_tasks(read)
+    return comparison_of(read_sides(sides, temperature), gate=gate, prices=prices)
+
+
+def comparison_of(
+    sides: Sequence[Side], *, gate: str | None = None, prices: Mapping[str, Price] | None = None
+) -> Comparison:
+    """Compare sides that were read already. Raises ConfigError as ``compare`` does."""
+    keys = shared_tasks(sides)
     prices = dict(prices or {})
     columns = [
         numbers(Report(tuple(side.trajectories[key] for key in keys), side.temperature), prices.pop(side.name, None))
-        for side in read
+        for side in sides
     ]
     if prices:
-        raise ConfigError(f"no side is called {next(iter(prices))!r}, which has a price; they are {_names(read)}")
+        raise ConfigError(f"no side is called {next(iter(prices))!r}, which has a price; they are {_names(sides)}")
     values = {name: np.array([column[name] for column in columns], dtype=float).T for name in columns[0]}
-    names = [side.name for side in read]
-    return Comparison(tuple(read), tuple(keys), values, read_gate(gate, names) if gate else ())
+    names = [side.name for side in sides]
+    return Comparison(tuple(sides), tuple(keys), values, read_gate(gate, names) if gate else ())
 
 
 def _names(sides: Sequence[Side]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from art_cli import next_steps
 from art_cli.hints import hints
-from art_server import outcome, paired, reading, responses
+from art_server import answers, outcome, paired, reading, responses
 from art_server.paired import Rollouts
 from art_server.plain import plain, readable
 from art_server.store_view import RolloutRow, StoreView, read_snapshot
@@ -24,12 +24,12 @@ ZERO_RATIO = 2.0
 Steps = Sequence[Mapping[str, float]]
 
 
-def decision(name: str, folder: Path) -> responses.Decision:
+def decision(name: str, folder: Path) -> answers.Decision:
     """Return what the store says about these questions."""
     return read_snapshot(folder / reading.STORE, lambda view: decision_of(name, folder, view))
 
 
-def decision_of(name: str, folder: Path, view: StoreView) -> responses.Decision:
+def decision_of(name: str, folder: Path, view: StoreView) -> answers.Decision:
     """Return the decision about the run that ``view`` reads."""
     summary = responses.RunSummary(**reading.summary_fields(name, folder, view))
     evaluations = paired.evaluations_of(view)
@@ -45,7 +45,7 @@ def decision_of(name: str, folder: Path, view: StoreView) -> responses.Decision:
     before, after, _ = pairs[0] if pairs else ({}, {}, None)
     if not pairs and (newest := paired.newest(evaluations)):
         after = paired.by_task(view, newest)
-    return responses.Decision(
+    return answers.Decision(
         changes=changes,
         signs=signs,
         failing=_failing(view, before, after),
@@ -61,7 +61,7 @@ def _comparable(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [each for each in evaluations if all(name in each for name in wanted)]
 
 
-def _failing(view: StoreView, before: Rollouts, after: Rollouts) -> responses.Failing | None:
+def _failing(view: StoreView, before: Rollouts, after: Rollouts) -> answers.Failing | None:
     """Return what fails in the newest evaluation; None if nothing was evaluated."""
     if not after:
         return None
@@ -74,13 +74,13 @@ def _failing(view: StoreView, before: Rollouts, after: Rollouts) -> responses.Fa
     ]
     lost = {key for key in values if counted and key in earlier and earlier[key] > values[key]}
     shown = sorted(failed if counted else values, key=lambda key: (key not in lost, values.get(key, 0.0)))
-    return responses.Failing(
+    return answers.Failing(
         failed=len(failed),
         measured=len(after),
         counts_successes=counted,
         reasons=_reasons(view, [after[key] for key in failed], [after[key] for key in after if key not in failed]),
         tasks=[
-            responses.FailingTask(
+            answers.FailingTask(
                 task_id=readable(key[0]),
                 task=plain(after[key].stored.task),
                 before=readable(before[key].stored.rollout_id) if key in before else None,
@@ -93,7 +93,7 @@ def _failing(view: StoreView, before: Rollouts, after: Rollouts) -> responses.Fa
     )
 
 
-def _reasons(view: StoreView, failed: Sequence[RolloutRow], solved: Sequence[RolloutRow]) -> list[responses.Reason]:
+def _reasons(view: StoreView, failed: Sequence[RolloutRow], solved: Sequence[RolloutRow]) -> list[answers.Reason]:
     """Return what failed rollouts have in common, most frequent first. A rollout may have several reasons, or none."""
     cut_off = view.cut_off([rollout.stored.rollout_id for rollout in failed])
     flags = _flags(failed, solved)
@@ -113,7 +113,7 @@ def _reasons(view: StoreView, failed: Sequence[RolloutRow], solved: Sequence[Rol
     # A judge's notes differ from rollout to rollout; a function's that repeat name a kind of failure.
     named = ((reason, ids) for reason, ids in found.items() if len(ids) > 1 or reason not in from_notes)
     ordered = sorted(named, key=lambda item: (-len(item[1]), item[0]))[:SHOWN]
-    return [responses.Reason(reason=it, rollouts=len(ids), example=readable(ids[0])) for it, ids in ordered]
+    return [answers.Reason(reason=it, rollouts=len(ids), example=readable(ids[0])) for it, ids in ordered]
 
 
 def _flags(failed: Sequence[RolloutRow], solved: Sequence[RolloutRow]) -> list[str]:
@@ -128,8 +128,8 @@ def _zeros(rollouts: Sequence[RolloutRow], name: str) -> float:
     return sum(value == 0 for value in values) / max(1, len(values)) if set(values) <= {0, 1} else 0.0
 
 
-def _cost(folder: Path, steps: Steps) -> responses.Cost:
-    return responses.Cost(
+def _cost(folder: Path, steps: Steps) -> answers.Cost:
+    return answers.Cost(
         seconds=_sum(steps, "seconds"),
         rollouts=int(_sum(steps, "trajectories")),
         calls=int(_sum(steps, "calls")),
@@ -143,7 +143,7 @@ def _sum(steps: Steps, name: str) -> float:
     return math.fsum(value for metrics in steps if (value := reading.number(metrics.get(name))) is not None)
 
 
-def _health(view: StoreView, steps: Steps) -> responses.Health:
+def _health(view: StoreView, steps: Steps) -> answers.Health:
     """Return whether the trained tokens are those that were sampled, and whether steps were lost."""
     problems = []
     if dropped := sum(bool(metrics.get("dropped")) for metrics in steps):
@@ -158,21 +158,21 @@ def _health(view: StoreView, steps: Steps) -> responses.Health:
         if total := sum(count for count in counts if isinstance(count, int)):
             problems.append(f"{total} model calls of rollouts {text} instead of being answered by the policy")
     agreement = f"differ by {fmean(gaps):.1g} nats per token, at most {max(gaps):.1g} in a step" if gaps else ""
-    return responses.Health(problems=problems, agreement=agreement and f"logprobs of engine and learner {agreement}")
+    return answers.Health(problems=problems, agreement=agreement and f"logprobs of engine and learner {agreement}")
 
 
 def _next(
     folder: Path,
     view: StoreView,
     summary: responses.RunSummary,
-    changes: Sequence[responses.Change],
+    changes: Sequence[answers.Change],
     signs: Sequence[str],
-) -> list[responses.Advice]:
+) -> list[answers.Advice]:
     if summary.status == "running" or summary.kind == "evaluation":
         return []
     if not summary.steps:
         again = "Start it without dry_run=True, or without --dry-run."
-        return [responses.Advice(text=again, command=None)] if summary.status == "dry run" else []
+        return [answers.Advice(text=again, command=None)] if summary.status == "dry run" else []
     newest = [it.after.get("name") for it in summary.pairs if it.after]
     advice = next_steps.next_steps(
         folder,
@@ -187,4 +187,4 @@ def _next(
     commands = [
         None if it.command is None or it.command.startswith("art view") else readable(it.command) for it in advice
     ]
-    return [responses.Advice(text=readable(it.text), command=each) for it, each in zip(advice, commands, strict=True)]
+    return [answers.Advice(text=readable(it.text), command=each) for it, each in zip(advice, commands, strict=True)]

@@ -1,4 +1,4 @@
-"""Two evaluations of the same tasks compared: before and after training, or of two runs."""
+"""Two evaluations of the same tasks compared: before and after training, or of two runs (``two_runs``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 from art_cli.change import change
 from art_core import Report, Trajectory
-from art_server import outcome, reading, responses
+from art_server import answers, outcome, reading, responses
 from art_server.plain import plain, readable
 from art_server.store_view import RolloutRow, StoreView, read_snapshot
-
-CHANGED_SHOWN = 200
 
 Key = tuple[str, int]
 """A task's id, and how many rollouts of the same task came before."""
@@ -67,7 +65,7 @@ def results_of(rollouts: Rollouts) -> Results:
     return Results(values, report.counts_successes, any("success" in each.metrics for each in stored))
 
 
-def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.Change | None:
+def compared(before: Rollouts, after: Rollouts, temperature: Any) -> answers.Change | None:
     """Return None if no task has a result in both, or only one of them sets ``metrics["success"]``."""
     first, second = results_of(before), results_of(after)
     keys = [key for key in first.values if key in second.values]
@@ -75,7 +73,7 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.C
         return None
     earlier, later = [first.values[key] for key in keys], [second.values[key] for key in keys]
     it = change(earlier, later)
-    return responses.Change(
+    return answers.Change(
         temperature=plain(temperature),
         verdict=it.verdict,
         value=it.value,
@@ -88,15 +86,22 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> responses.C
         unscored=sum(key in after for key in before) - len(keys),
         lost=it.lost,
         won=it.won,
+        p=_mcnemar(it.lost, it.won) if {*earlier, *later} <= {0.0, 1.0} else None,
     )
 
 
-def changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
+def _mcnemar(lost: int, won: int) -> float:
+    from art_compare.statistics import mcnemar  # not at the top: it brings the command `art compare`
+
+    return mcnemar(lost, won)
+
+
+def changed(before: Rollouts, after: Rollouts) -> list[answers.ChangedTask]:
     """Return the tasks with another result, the greatest losses first."""
     first, second = results_of(before).values, results_of(after).values
     changes = {key: second[key] - first[key] for key in first if key in second}
     return [
-        responses.ChangedTask(
+        answers.ChangedTask(
             task_id=readable(key[0]),
             task=plain(after[key].stored.task),
             before=readable(before[key].stored.rollout_id),
@@ -108,55 +113,23 @@ def changed(before: Rollouts, after: Rollouts) -> list[responses.ChangedTask]:
     ]
 
 
-def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[responses.ChangedTask]:
+def changed_tasks(folder: Path, *, limit: int, offset: int) -> responses.Page[answers.ChangedTask]:
     """Return a page of the tasks that changed at the first temperature with both evaluations."""
-
-    def read(view: StoreView) -> list[responses.ChangedTask]:
-        pairs = outcome.before_and_after(evaluations_of(view))
-        return changed(*(by_task(view, each) for each in pairs[0])) if pairs else []
-
-    tasks = read_snapshot(folder / reading.STORE, read)
+    tasks = _all_changed(folder)
     return responses.Page(total=len(tasks), limit=limit, offset=offset, items=tasks[offset : offset + limit])
 
 
-def between(first: Path, second: Path) -> responses.RunsComparison:
-    """Compare the newest evaluations of two runs at each temperature that both have."""
-    one, other = (read_snapshot(folder / reading.STORE, _newest_by_temperature) for folder in (first, second))
-    changes, tasks, measured = [], None, []
-    for key, (evaluation, before) in one.rollouts.items():
-        also, after = other.rollouts.get(key, ({}, {}))
-        if (it := compared(before, after, evaluation.get("temperature"))) is not None:
-            changes.append(it)
-            measured = measured or [_named(evaluation), _named(also)]
-            tasks = changed(before, after) if tasks is None else tasks
-    rewards = [one.reward, other.reward] if one.reward != other.reward else []
-    found = tasks or []
-    return responses.RunsComparison(
-        changes=changes, evaluations=measured, rewards=rewards, changed=len(found), tasks=found[:CHANGED_SHOWN]
-    )
+def changes(folder: Path) -> dict[str, float]:
+    """Return by how much these tasks changed, by the ids of their rollouts after training."""
+    return {task.after: task.change for task in _all_changed(folder)}
 
 
-@dataclass(frozen=True)
-class _Newest:
-    """A run's newest evaluation at each temperature, and the name of its reward."""
+def _all_changed(folder: Path) -> list[answers.ChangedTask]:
+    def read(view: StoreView) -> list[answers.ChangedTask]:
+        pairs = outcome.before_and_after(evaluations_of(view))
+        return changed(*(by_task(view, each) for each in pairs[0])) if pairs else []
 
-    reward: str
-    rollouts: Mapping[str, tuple[Evaluation, Rollouts]]
-
-
-def _newest_by_temperature(view: StoreView) -> _Newest:
-    newest: dict[str, Evaluation] = {}
-    for each in evaluations_of(view):
-        temperature = each.get("temperature")
-        key = repr(float(temperature) if isinstance(temperature, int | float) else temperature)
-        newest[key] = max(newest.get(key, each), each, key=outcome.step_of)
-    return _Newest(
-        readable(str(view.meta("reward"))), {key: (each, by_task(view, each)) for key, each in newest.items()}
-    )
-
-
-def _named(evaluation: Evaluation) -> str:
-    return readable(f"{evaluation.get('name')}, step {evaluation.get('step')}")
+    return read_snapshot(folder / reading.STORE, read)
 
 
 def newest(evaluations: Sequence[Evaluation]) -> Evaluation | None:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_server import conversations, decision, paired, reading, responses
+from art_server import answers, conversations, decision, paired, reading, responses, two_runs
 from art_server.plain import readable
 from art_server.rounds import rounds_of
 from art_server.search import Indexes
@@ -65,9 +65,14 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
         return responses.Runs(total=len(names), limit=limit, offset=offset, items=items, rounds=rounds)
 
     @router.get("/{run}/compare/{other}", responses=REFUSED)
-    def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.RunsComparison:
+    def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.RunsComparison:
         """Compare another run with this one, on the held-out tasks that both were last evaluated on."""
-        return paired.between(folder, folder_of(other))
+        return two_runs.between(folder, folder_of(other))
+
+    @router.get("/{run}/compare/{other}/measures", responses=REFUSED)
+    def measure_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> list[answers.Measured]:
+        """Show what these tasks took both runs, at the first temperature: cost, seconds, calls and tokens."""
+        return two_runs.measures(folder, folder_of(other))
 
     @router.get("/{run}", responses=REFUSED)
     def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Run:
@@ -75,7 +80,7 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
         return reading.run(readable(run), folder)
 
     @router.get("/{run}/decision", responses=REFUSED)
-    def show_decision(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Decision:
+    def show_decision(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.Decision:
         """Show whether held-out tasks are solved better, what fails, what it cost, and what to do next."""
         return decision.decision(readable(run), folder)
 
@@ -117,9 +122,7 @@ def _add_lists(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
         return reading.tasks(folder, split=split, limit=limit, offset=offset)
 
     @router.get("/{run}/changed-tasks", responses=REFUSED)
-    def list_changed_tasks(
-        folder: Run, limit: Limit = 200, offset: Offset = 0
-    ) -> responses.Page[responses.ChangedTask]:
+    def list_changed_tasks(folder: Run, limit: Limit = 200, offset: Offset = 0) -> responses.Page[answers.ChangedTask]:
         """List the held-out tasks whose result changed, the greatest losses first."""
         return paired.changed_tasks(folder, limit=limit, offset=offset)
 
@@ -141,7 +144,8 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         agent: Annotated[str | None, Query(max_length=300, description="An agent that made one of its calls.")] = None,
         search: Annotated[str | None, Query(max_length=300, description="Words that its texts have.")] = None,
         order: Annotated[
-            Order, Query(description="Which rollouts come first; lowest and highest are of rewards.")
+            Order,
+            Query(description="Which come first; `lowest` and `highest` reward; `changed` most since before training."),
         ] = "newest",
         limit: Limit = 50,
         offset: Offset = 0,
@@ -149,8 +153,9 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         """List rollouts."""
         rollouts = RolloutFilter(split, step, task_id, group, outcome, at_least, at_most, agent)
         return reading.trajectories(
-            folder, rollouts, limit=limit, offset=offset, order=order, search=search, indexes=indexes
-        )
+            folder, rollouts, limit=limit, offset=offset, order=order, search=search, indexes=indexes,
+            changes=paired.changes(folder) if order == "changed" else None,
+        )  # fmt: skip
 
     @router.get("/{run}/trajectories/{rollout_id}", responses=REFUSED)
     def show_trajectory(folder: Run, rollout_id: Name) -> responses.Trajectory:

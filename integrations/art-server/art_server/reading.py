@@ -71,18 +71,21 @@ def groups(folder: Path, selected: RolloutFilter, *, limit: int, offset: int) ->
 
 def trajectories(
     folder: Path, selected: RolloutFilter, *, limit: int, offset: int, order: Order = "newest",
-    search: str | None = None, indexes: Indexes | None = None,
+    search: str | None = None, indexes: Indexes | None = None, changes: Mapping[str, float] | None = None,
 ) -> responses.Page[responses.TrajectorySummary]:  # fmt: skip
-    """Return a page of rollouts; with ``search``, those whose texts have its words."""
+    """Return a page of rollouts; with ``search``, those whose texts have its words. ``changes``: for the order ``changed``."""
+    changes = changes or {}
     if search and indexes:
         selected = replace(selected, found=tuple(indexes.of(folder / STORE).find(search)))
 
     def read(view: StoreView) -> responses.Page[responses.TrajectorySummary]:
-        total, page = view.rollouts(selected, limit=limit, offset=offset, order=order)
+        total, page = view.rollouts(selected, limit=limit, offset=offset, order=order, changes=changes)
         evaluations = outcome.evaluations_of(view.meta("evaluations"))
         items = [
             responses.TrajectorySummary(
-                **trajectory_fields(rollout), evaluation=evaluations.get(rollout.stored.rollout_id)
+                **trajectory_fields(rollout),
+                evaluation=evaluations.get(rollout.stored.rollout_id),
+                change=changes.get(rollout.stored.rollout_id),
             )
             for rollout in page
         ]

@@ -42,12 +42,13 @@ AND (:found IS NULL OR rollouts.seq IN (SELECT value FROM json_each(:found)))
 """
 """The rest of the filter, which needs scores and calls."""
 Outcome = Literal["success", "failure", "error", "unscored"]
-Order = Literal["newest", "oldest", "lowest", "highest"]
+Order = Literal["newest", "oldest", "lowest", "highest", "changed"]
 ORDERS: dict[Order, str] = {
     "newest": "rollouts.seq DESC",
     "oldest": "rollouts.seq",
     "lowest": "reward IS NULL, reward, rollouts.seq DESC",
     "highest": "reward IS NULL, reward DESC, rollouts.seq DESC",
+    "changed": "abs(change_of(rollouts.rollout_id)) DESC, change_of(rollouts.rollout_id), rollouts.seq DESC",
 }
 
 
@@ -153,9 +154,13 @@ class StoreView:
         ).fetchone()
 
     def rollouts(
-        self, selected: RolloutFilter, *, limit: int, offset: int, order: Order = "newest"
-    ) -> tuple[int, list[RolloutRow]]:
-        """Return the number of selected rollouts, and a page of them."""
+        self, selected: RolloutFilter, *, limit: int, offset: int, order: Order = "newest",
+        changes: Mapping[str, float] | None = None,
+    ) -> tuple[int, list[RolloutRow]]:  # fmt: skip
+        """Return the number of selected rollouts, and a page of them. ``changes``, by rollout, are for the order ``changed``."""
+        if order == "changed":
+            changes = changes or {}
+            self._db.create_function("change_of", 1, lambda rollout_id: changes.get(rollout_id, 0.0))
         values = {**selected.values, "limit": limit, "offset": offset}
         scored = selected.needs_results or order in ("lowest", "highest")
         chosen = f"FROM {SCORED} WHERE {FILTER} AND {RESULT}" if scored else f"FROM rollouts WHERE {FILTER}"

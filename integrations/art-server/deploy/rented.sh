@@ -126,7 +126,7 @@ PATH=\"\$HOME/.local/bin:\$PATH\"
 command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
 [ -x env/bin/python ] || uv venv --quiet --python '>=3.11,<3.14' env
 set -- -e 'checkout[train]' -e checkout/plugins/art-classic
-for each in art-cli art-embedded art-vllm art-gateway art-server; do set -- \"\$@\" -e \"checkout/integrations/\$each\"; done
+for each in art-cli art-compare art-embedded art-vllm art-gateway art-server; do set -- \"\$@\" -e \"checkout/integrations/\$each\"; done
 if nvidia-smi -L > /dev/null 2>&1; then set -- \"\$@\" unsloth; fi
 uv pip install --quiet --python env/bin/python \"\$@\"
 [ -z '$vllm' ] || env/bin/python -c 'from art_vllm.environment import find; find()' 2> /dev/null || env/bin/art doctor --install vllm"

@@ -69,7 +69,8 @@ def evaluation(store, name, step, solved):
         store.add_rollout(rollout, task={"input": f"Question {task}?"}, step=step, split="eval", task_id=f"task{task}")
         finish = "length" if task % 5 == 4 else "stop"
         store.record(rollout, call((1, 2), (300, 301), answer=f"answer {task}", finish_reason=finish))
-        store.finish_rollout(rollout, output="x", error="ValueError: no inbox" if task == 39 else None)
+        error = "ValueError: no inbox" if task == 39 else None
+        store.finish_rollout(rollout, output="x", error=error, seconds=1.0 + task)
         notes = {} if right else {"check": f"wrong {'date' if task % 2 else 'name'}"}
         store.add_scores(
             [rollout], [float(right)], metrics=[{"success": float(right), "called": float(task != 38)}], notes=[notes]

@@ -90,6 +90,15 @@ def test_trajectories_are_searched_and_filtered(runs, desk):
     again.get_by_text("2 trajectories", exact=True).wait_for()
 
 
+def test_trajectories_are_ordered_by_the_change_of_their_tasks(runs, desk):
+    page = desk.open(f"{desk.view(runs)}#/run/improved/rollouts")
+    page.get_by_label("Order").select_option("changed")
+    rows = page.locator("tbody tr")
+    rows.nth(0).get_by_text("−1 since before training").wait_for()
+    assert "Question 0?" in rows.nth(0).inner_text()
+    assert "+1 since before training" in rows.nth(1).inner_text() and "order=changed" in page.url
+
+
 def test_two_runs_are_compared(runs, desk):
     page = desk.open(desk.view(runs))
     page.get_by_label("Select flat").check()
@@ -98,8 +107,38 @@ def test_two_runs_are_compared(runs, desk):
     page.wait_for_selector(".verdict")
     text = page.locator(".verdict").inner_text()
     assert text.startswith("Better") and "20.0 % → 72.5 %" in text and "21 better, 0 worse" in text
-    page.locator("tbody tr").first.get_by_role("link").last.click()
+    assert "; McNemar's p < 0.001)" in text
+    page.wait_for_selector(".measures tbody tr")
+    measures = {
+        name: values
+        for name, *values in (row.locator("td").all_inner_texts() for row in page.locator(".measures tbody tr").all())
+    }
+    assert "Success" not in measures and measures["Sampled tokens"] == ["2", "2", "0 (0 to 0)"]
+    assert measures["Seconds, p50"][0] == "20.5" and measures["Seconds, p95"][0] == "38.0"
+    page.locator("tbody[data-list] tr").first.get_by_role("link").last.click()
     page.wait_for_url(lambda url: "#/run/improved/rollout/after-9" in url)
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE])
+def test_a_task_that_changed_shows_the_transcripts_of_both_runs(runs, desk, viewport):
+    page = desk.open(f"{desk.view(runs)}#/run/improved/versus/hacked", viewport=viewport)
+    page.get_by_text("24 tasks with another result").wait_for()
+    assert_no_horizontal_scroll(page)
+    page.get_by_role("link", name="Question 6?").click()  # lost: solved by improved only
+    page.get_by_role("heading", name="Question 6?", level=1).wait_for()
+    for side, run, reward in (("First run", "improved", 1), ("Second run", "hacked", 0)):
+        transcript = page.get_by_label(side)
+        transcript.get_by_text("answer 6").wait_for()
+        assert transcript.get_by_role("link", name=run).is_visible()
+        assert transcript.get_by_text(f"reward {reward}", exact=True).is_visible()
+    assert_no_horizontal_scroll(page)
+    assert page.get_by_label("Task").locator("option:checked").inner_text() == "−1 Question 6?"
+    page.get_by_label("Task").select_option("−1 Question 7?")
+    page.get_by_role("heading", name="Question 7?", level=1).wait_for()
+    again = desk.open(page.url)  # both rollouts are in the URL
+    again.get_by_role("heading", name="Question 7?", level=1).wait_for()
+    again.get_by_role("link", name="hacked compared with improved").click()
+    again.get_by_text("24 tasks with another result").wait_for()
 
 
 def test_runs_are_searched(runs, desk):

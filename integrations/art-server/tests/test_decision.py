@@ -2,10 +2,14 @@
 
 import pytest
 from kinds_of_runs import KINDS, TASKS, run_of
+from recorded_runs import call
 
 from art_core.store import Store
 from art_server.decision import decision
-from art_server.paired import between
+from art_server.paired import changes
+from art_server.reading import trajectories
+from art_server.store_view import RolloutFilter
+from art_server.two_runs import between, measures
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +138,13 @@ def test_a_dry_run_and_a_recording_are_not_sent_to_an_evaluation(tmp_path):
     assert decision("recorded", tmp_path / "recorded").next == []
 
 
+def test_rollouts_are_ordered_by_how_much_their_tasks_changed(runs):
+    folder = runs["improved"]
+    page = trajectories(folder, RolloutFilter(), limit=40, offset=0, order="changed", changes=changes(folder))
+    assert [each.change for each in page.items] == [-1.0] + [1.0] * 22 + [None] * 17
+    assert page.items[0].rollout_id == "after-0" and page.items[-1].rollout_id not in changes(folder)
+
+
 def test_what_could_not_be_scored_is_left_out(tmp_path):
     run_of(tmp_path, "improved")
     with Store(tmp_path / "run.sqlite") as store:
@@ -172,7 +183,39 @@ def test_two_runs_are_compared_by_the_same_measure(tmp_path):
         for name in ("before", "after"):
             store.add_scores([f"{name}-{task}" for task in range(TASKS)], [1.0] * TASKS)
     it = between(first, second)
-    assert it.changes == [] and it.rewards == ["graded", "right"]
+    assert it.changes == [] and it.rewards == ["graded", "right"] and measures(first, second) == []
+
+
+def test_two_runs_are_compared_by_what_their_tasks_took(runs):
+    [change] = between(runs["flat"], runs["improved"]).changes
+    assert change.p == pytest.approx(2 / 2**21)  # none of 21 fair coins, twice
+    took = {each.name: each for each in measures(runs["flat"], runs["improved"])}
+    assert {"seconds_p50", "seconds_p95", "prompt_tokens", "sampled_tokens"} <= took.keys()
+    sampled = took["sampled_tokens"]
+    assert (sampled.first, sampled.second, sampled.difference, sampled.low) == (2, 2, 0, 0)
+    assert took["seconds_p50"].first == 20.5 and took["seconds_p95"].first == pytest.approx(38.05)
+    assert "cost" not in took  # no price is listed for the model
+
+
+def test_the_cost_per_task_is_shown_of_the_run_whose_price_is_listed(runs, tmp_path, monkeypatch):
+    price = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}
+    monkeypatch.setattr("art_compare.prices._table", lambda: {"policy": price})
+    with Store(run_of(tmp_path, "flat") / "run.sqlite") as store:
+        for task in range(TASKS):
+            store.add_rollout(f"live-{task}", task={"input": f"Question {task}?"}, split="eval", task_id=f"task{task}")
+            usage = {"prompt_tokens": 1000.0, "completion_tokens": 500.0}
+            store.record(f"live-{task}", call((), (), usage=usage))
+            store.finish_rollout(f"live-{task}", output="x")
+            store.add_scores([f"live-{task}"], [1.0], metrics=[{"success": 1.0}])
+        live = {
+            "name": "live",
+            "step": 10,
+            "temperature": 1.0,
+            "rollout_ids": [f"live-{task}" for task in range(TASKS)],
+        }
+        store.set_meta("evaluations", [live])
+    [cost] = [each for each in measures(runs["improved"], tmp_path) if each.name == "cost"]
+    assert cost.first is None and cost.second == pytest.approx(0.002) and cost.difference is None
 
 
 def test_a_run_without_anything_has_nothing_to_decide(tmp_path):

@@ -2,7 +2,7 @@
 
 import { get, runPath } from "./api.js";
 import { fill, h, inUse } from "./dom.js";
-import { duration, plural, signed, taskText, truncate } from "./format.js";
+import { duration, num, plural, signed, taskText, truncate } from "./format.js";
 import { evaluationResult, temperatureName } from "./outcome.js";
 
 const TASKS_SHOWN = 5;
@@ -130,7 +130,8 @@ function changeLine(pair, changes) {
 export function changeText(change) {
   const [scale, unit] = change.counts_successes ? [100, " points"] : [1, ""],
     at = (value) => signed(scale * value, 3);
-  const interval = change.low === null ? "" : ` (95 %: ${at(change.low)} to ${at(change.high)})`,
+  const p = change.p === null ? "" : `; McNemar's p ${change.p < 0.001 ? "< 0.001" : `= ${num(change.p, 2)}`}`,
+    interval = change.low === null ? "" : ` (95 %: ${at(change.low)} to ${at(change.high)}${p})`,
     tasks = `${plural(change.tasks, "task")}: ${change.won} better, ${change.lost} worse`;
   const unscored = change.unscored ? `; ${change.unscored} more could not be scored` : "";
   return `${at(change.value)}${unit}${interval} on the same ${tasks}${unscored}`;

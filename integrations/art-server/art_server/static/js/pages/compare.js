@@ -1,12 +1,10 @@
 // Two rollouts of one task side by side; by default, of a held-out task that was lost or won, before and after training.
 
 import { get, rolloutPath, runPath } from "../api.js";
-import { contentKey, conversation } from "../conversation.js";
-import { emptyCard, field, fill, h, select, toggle } from "../dom.js";
-import { num, plural, signed, STATES, taskText, truncate } from "../format.js";
+import { emptyCard, field, fill, h, select } from "../dom.js";
+import { num, plural, signed, taskText, truncate } from "../format.js";
 import { temperatureName } from "../outcome.js";
-import { TokenView } from "../tokens.js";
-import { reasons } from "./trajectory.js";
+import { sharedMessages, transcript, viewSwitch } from "./transcript.js";
 
 const LIMIT = 200; // rollouts per request
 
@@ -56,7 +54,7 @@ export async function compare(context) {
     const pair = await Promise.all(
       [selection.a, selection.b].map((id) => get(rolloutPath(context.run, id), {}, context.signal)),
     );
-    const shared = commonLength(...pair.map(messagesOf));
+    const shared = sharedMessages(...pair);
     fill(
       body,
       pair.map((rollout, index) => side(context, rollout, index ? "b" : "a", rollouts, shared, selection, change)),
@@ -91,15 +89,7 @@ export async function compare(context) {
         field("Task", taskSelect),
         h("button", { type: "button", onclick: showFirstAndLast }, "First and last step"),
         h("button", { type: "button", onclick: showExtremes }, "Worst and best"),
-        toggle(
-          "View",
-          [
-            ["messages", "Conversation"],
-            ["tokens", "Tokens"],
-          ],
-          selection.view,
-          (view) => change({ view }),
-        ),
+        viewSwitch(selection.view, (view) => change({ view })),
       ),
       body,
     ),
@@ -143,47 +133,12 @@ function median(rollouts, step) {
   return ofStep[Math.floor((ofStep.length - 1) / 2)]?.rollout_id ?? rollouts[0]?.rollout_id;
 }
 
-const messagesOf = (trajectory) => {
-  const last = trajectory.call_list[trajectory.call_list.length - 1];
-  return last ? [...last.messages, last.answer].map((index) => trajectory.messages[index]) : [];
-};
-
-function commonLength(a, b) {
-  let length = 0;
-  while (length < a.length && length < b.length && contentKey(a[length]) === contentKey(b[length])) length += 1;
-  return length;
-}
-
 function side(context, trajectory, name, rollouts, shared, selection, change) {
   const options = rollouts.map((rollout) => [
     rollout.rollout_id,
     `step ${rollout.step ?? "–"} · ${samplingName(rollout)} · reward ${num(rollout.reward)}${rollout.state === "failed" ? " · failed" : ""}`,
   ]);
-  const [state, kind] = STATES[trajectory.state];
-  const messages = messagesOf(trajectory),
-    calls = new Map(trajectory.call_list.map((call) => [trajectory.messages[call.answer], call]));
-  const view = selection.view === "tokens" ? new TokenView(context.run, trajectory, context.signal) : null;
-  view?.open();
-  return h(
-    "section",
-    { class: "side-by-side", "aria-label": name === "a" ? "First trajectory" : "Second trajectory" },
-    h(
-      "div",
-      { class: "side-head" },
-      select(options, trajectory.rollout_id, (id) => change({ [name]: id }), {
-        "aria-label": name === "a" ? "First trajectory" : "Second trajectory",
-      }),
-      h(
-        "div",
-        { class: "row small soft" },
-        h("b", {}, `reward ${num(trajectory.reward)}`),
-        h("span", {}, `advantage ${trajectory.advantage === null ? "–" : signed(trajectory.advantage)}`),
-        h("span", { class: `chip ${kind}` }, state),
-        h("span", {}, plural(trajectory.calls, "call")),
-        h("a", { href: context.link(context.run, "rollout", trajectory.rollout_id) }, "open"),
-      ),
-    ),
-    view ? view.node : conversation(messages, { calls, shared }),
-    reasons(trajectory),
-  );
+  const label = name === "a" ? "First trajectory" : "Second trajectory";
+  const head = select(options, trajectory.rollout_id, (id) => change({ [name]: id }), { "aria-label": label });
+  return transcript(context, context.run, trajectory, { label, head, shared, view: selection.view });
 }

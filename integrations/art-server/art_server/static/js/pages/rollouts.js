@@ -18,6 +18,7 @@ const ORDERS = [
   ["oldest", "oldest first"],
   ["lowest", "lowest reward first"],
   ["highest", "highest reward first"],
+  ["changed", "most changed first"],
 ];
 
 export async function rollouts(context) {
@@ -185,6 +186,7 @@ function row(rollout, context) {
       "td",
       { class: "wide" },
       h("a", { href: address, class: "task", title: task, "data-item": true }, truncate(task, 200)),
+      rollout.change !== null && h("p", { class: "small soft" }, `${signed(rollout.change)} since before training`),
       rollout.error && h("p", { class: "small soft" }, truncate(rollout.error, 120)),
     ),
     h("td", {}, h("span", { class: `chip ${kind}` }, name)),
