@@ -1,4 +1,4 @@
-"""``art gateway --route``: what a candidate costs per call, 500 streams at a time, and whether any request fails.
+"""``art gateway --route``: what a candidate costs per call, 500 streams open together, and whether any request fails.
 
     python -m bench.canary [--calls 10000]
 
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,13 +30,15 @@ from bench.tables import table
 
 RETRIES = 2
 LANES = 32
+OPEN_STREAMS = 500
+HELD = 10.0
+"""Seconds for which each of them stays open."""
 
 
-def stub(stack: contextlib.ExitStack, port: int) -> subprocess.Popen[bytes]:
-    """Start a server that answers at once."""
-    return stack.enter_context(
-        running([sys.executable, "-m", "bench.stub", "--port", str(port)], f"http://127.0.0.1:{port}/v1/models")
-    )
+def stub(stack: contextlib.ExitStack, port: int, hold: float = 0.0) -> subprocess.Popen[bytes]:
+    """Start a server that answers at once, but keeps a stream open for ``hold`` seconds."""
+    command = [sys.executable, "-m", "bench.stub", "--port", str(port), "--hold", str(hold)]
+    return stack.enter_context(running(command, f"http://127.0.0.1:{port}/v1/models"))
 
 
 def start(
@@ -85,6 +88,28 @@ async def cost(folder: Path, live: str, mine: str, rounds: int, calls: int) -> N
         measured = await load.run(sides[-1], 1000, 500, stream=True)
         speed = f"{measured.calls_per_second:.0f} calls/s"
         print(f"\n500 streams at a time, a candidate with 50 %: {measured.failed} of 1000 failed, {speed}")
+
+
+async def held(folder: Path) -> None:
+    """Print how many streams were open together, and how many failed."""
+    with contextlib.ExitStack() as stack:
+        live, mine = free_port(), free_port()
+        for port in (live, mine):
+            stub(stack, port, HELD)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
+        process = start(folder, f"http://127.0.0.1:{live}/v1", f"http://127.0.0.1:{mine}/v1", listener)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        side = Side("held", process, [f"{address(listener)}/rollouts/run-{{}}/v1"])
+        # A lane sends a conversation's calls one after the other.
+        work = asyncio.create_task(Load().run(side, OPEN_STREAMS * TURNS, OPEN_STREAMS, stream=True))
+        most = 0
+        while not work.done():
+            with urllib.request.urlopen(f"{address(listener)}/status") as answer:
+                most = max(most, orjson.loads(answer.read())["in_flight"])
+            await asyncio.sleep(0.5)
+        calls = OPEN_STREAMS * TURNS
+        print(f"\nstreams of {HELD:g} s: at most {most} open together, {work.result().failed} of {calls} failed")
 
 
 class Client:
@@ -173,6 +198,7 @@ def main() -> None:
         provider = f"http://127.0.0.1:{live}/v1"
         if options.rounds:
             stub(stack, mine)
+            asyncio.run(held(folder / "held"))
             asyncio.run(cost(folder, provider, f"http://127.0.0.1:{mine}/v1", options.rounds, options.calls // 5))
         asyncio.run(disturb(folder / "disturbed", provider, free_port(), options.calls))
 

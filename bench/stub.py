@@ -100,6 +100,8 @@ class Stub(asyncio.Protocol):
 
     completions = tuple(completion(variant) for variant in range(VARIANTS))
     streams = tuple(stream(variant) for variant in range(VARIANTS))
+    hold = 0.0
+    """Seconds between the first event of a stream and the rest."""
     models = plain(orjson.dumps({"object": "list", "data": [{"id": "stub", "object": "model"}]}))
     answered = 0
 
@@ -115,7 +117,13 @@ class Stub(asyncio.Protocol):
             if len(self._received) < whole:
                 return
             body, self._received = self._received[end + 4 : whole], self._received[whole:]
-            self._transport.write(self._answer(head, body))
+            answer = self._answer(head, body)
+            if self.hold and (first := answer.find(b"data: ")) >= 0:
+                cut = answer.index(b"\n\n", first) + 4  # the event and its chunk's end
+                self._transport.write(answer[:cut])
+                asyncio.get_running_loop().call_later(self.hold, self._transport.write, answer[cut:])
+            else:
+                self._transport.write(answer)
 
     def _answer(self, head: bytes, body: bytes) -> bytes:
         if head.startswith(b"get"):
@@ -134,4 +142,7 @@ async def serve(port: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
-    asyncio.run(serve(parser.parse_args().port))
+    parser.add_argument("--hold", type=float, default=0.0, help="seconds for which a stream stays open")
+    options = parser.parse_args()
+    Stub.hold = options.hold
+    asyncio.run(serve(options.port))

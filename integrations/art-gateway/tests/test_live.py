@@ -301,3 +301,35 @@ def test_without_what_records_the_calls_nothing_is_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "art_http", None)
     with pytest.raises(ConfigError, match="pip install -e plugins/art-http"):
         live(lambda task: pytest.fail("the agent was run"), tmp_path / "run")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "peft")))
+from art_cli.main import main
+main()
+"""
+APP = """
+import openai
+
+tasks = ["Please do task-001.", "Please do task-002."]
+
+def agent(task):
+    asked = [{"role": "user", "content": task}]
+    return openai.OpenAI().chat.completions.create(model="gpt-x", messages=asked).choices[0].message.content
+
+def reward(trajectory):
+    return float(bool(trajectory.output))
+"""
+
+
+@pytest.mark.system
+def test_a_baseline_needs_no_torch(provider, tmp_path):
+    (tmp_path / "app.py").write_text(APP)
+    named = ["app.py:agent", "app.py:tasks", "--reward", "app.py:reward", "--live", "--run-dir", "run"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "eval", *named], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "sk-own"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mean_reward"] == 1 and len(provider.requests) == 2
