@@ -100,6 +100,23 @@ def test_plain_rows_of_a_model_with_sinks_or_a_cap_are_refused_by_the_tree_s_att
         model(input_ids=torch.tensor([[3, 4, 5]]))
 
 
+def test_pieces_are_computed_by_the_name_that_the_model_has_for_its_cache():
+    model = make_model("qwen3").eval()
+    expected = tree_logprobs(model, tree := build_tree(FORKED))
+    decoder, names = model.get_decoder(), set[str]()
+    forward = decoder.forward
+
+    def renamed(input_ids=None, attention_mask=None, position_ids=None, cache=None, **others):
+        names.update(["cache"] * (cache is not None))
+        given = {"past_key_values": cache, **others} if cache is not None else others
+        return forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **given)
+
+    decoder.forward = renamed  # as from transformers 5.24 on
+    pieces = tree_outputs(model, tree, max_tokens=5).logprobs
+    torch.testing.assert_close(pieces, expected)
+    assert "cache" in names
+
+
 def test_the_model_s_attention_is_restored():
     model = make_model("qwen3").train()
     model.set_attn_implementation("eager")

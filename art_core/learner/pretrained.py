@@ -147,7 +147,7 @@ def no_progress_bars() -> Iterator[None]:
 def quiet_adapters() -> Iterator[None]:
     """Silence PEFT's false alarms inside the block."""
     with warnings.catch_warnings():
-        # It names experts, which are parameters, by patterns and looks for modules with these names; it corrects
+        # PEFT names experts, which are parameters, by patterns and looks for modules with these names; it corrects
         # fan_in_fan_out itself (GPT-2); and it still uses a name that transformers 5.24 deprecated.
         alarms = "The following .*_pattern keys did not match|fan_in_fan_out is set|`is_gradient_checkpointing`"
         warnings.filterwarnings("ignore", alarms)

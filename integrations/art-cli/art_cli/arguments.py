@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from art_core.errors import ArtError, ConfigError
 
 PYTHON = {"None": None, "True": True, "False": False}
 """Docs and errors spell these values as Python does; JSON does not."""
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 class Commands(TyperGroup):
@@ -37,10 +39,10 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; ``--debug`` may follow the command."""
-        options = args[: args.index("--")] if "--" in args else args
-        if "--debug" in options:
-            args = ["--debug", *(it for it in args if it != "--debug")]
-        return super().parse_args(ctx, args)
+        end = args.index("--") if "--" in args else len(args)
+        options = [argument for argument in args[:end] if argument != "--debug"]
+        debug = ["--debug"] if len(options) < end else []
+        return super().parse_args(ctx, [*debug, *options, *args[end:]])
 
 
 def stand_in_key() -> None:
@@ -104,22 +106,28 @@ def _load_file(path: Path) -> Any:
 
 
 @contextmanager
-def _own_code(failure: str, folder: Path) -> Iterator[None]:
-    """Turn what the user's code in ``folder`` raises inside the block into a ConfigError that names its line."""
+def _own_code(failure: str) -> Iterator[None]:
+    """Turn what the user's code raises inside the block into a ConfigError that names its line."""
     try:
         yield
     except ArtError:
         raise
     except Exception as error:
-        lines = [it for it in traceback.extract_tb(error.__traceback__) if _is_in(folder, it.filename)]
-        line = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        places = [it for it in traceback.extract_tb(error.__traceback__) if not _is_library(it.filename)]
+        if isinstance(error, SyntaxError) or not places:
+            line = ""  # a SyntaxError's own text has it
+        else:
+            line = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})"
         raise ConfigError(
             f"{failure}: {type(error).__name__}: {error}{line}; the option --debug prints the traceback"
         ) from error
 
 
-def _is_in(folder: Path, file: str) -> bool:
-    return Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts
+def _is_library(file: str) -> bool:
+    """Whether a file belongs to Python, to an installed package, or is this one."""
+    path = Path(file)
+    libraries = {"site-packages", "dist-packages"} & {*path.parts}
+    return bool(libraries) or file.startswith("<") or file == __file__ or path.is_relative_to(STANDARD_LIBRARY)
 
 
 def _import(name: str) -> Any:
@@ -139,13 +147,12 @@ def load_object(where: str) -> Any:
     if not colon:
         raise ConfigError(f"{where!r} does not name an object; write MODULE:NAME or FILE.py:NAME")
     if module_name.endswith(".py"):
-        file = Path(module_name).absolute()
-        with _own_code(f"{module_name} can't be imported", file.parent):
+        with _own_code(f"{module_name} can't be imported"):
             module = load_file(Path(module_name))
     else:
         if "" not in sys.path:
             sys.path.insert(0, "")
-        with _own_code(f"{module_name} can't be imported", Path.cwd()):
+        with _own_code(f"{module_name} can't be imported"):
             module = _import(module_name)
     if not hasattr(module, name):
         matches = difflib.get_close_matches(
@@ -171,7 +178,7 @@ def load_tasks(where: str) -> list[Any]:
     """Return the tasks of a .jsonl or .json file, or of a named object."""
     if not where.endswith((".jsonl", ".json")):
         named = load_object(where)
-        with _own_code(f"{where} returned no tasks", Path.cwd()):
+        with _own_code(f"{where} failed"):
             return _task_list(_called(named), where, "a list, or a function without arguments that returns one")
     path = Path(where)
     if not path.is_file():

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from art_cli.summary import print_trajectory
-from art_compare.comparison import Comparison, Difference
+from art_compare.comparison import Comparison, Difference, conditions
 from art_compare.comparison import compare as compare_sides
 from art_compare.measures import MEASURES
 from art_compare.prices import read_prices
+from art_compare.sides import names_of
 from art_compare.statistics import FEW
 from art_core.errors import ArtError
 from art_core.plugin_api import plural, printable, task_input
@@ -66,15 +67,20 @@ def compare(
     Exit codes: 0: the gate holds, or the tasks don't show that it fails; 1: it fails; 2: nothing to compare; 3: with --strict,
     too few tasks to show that it holds.
     """
-    if agent and tasks:
-        from art_compare.measuring import Experiment
-
-        sides = Experiment(agent, tasks, reward).measured(sides, _plainly(Console(stderr=True)))
-    elif agent or tasks:
+    if bool(agent) != bool(tasks):
         raise typer.BadParameter("pass --agent and --tasks together: what they measure is the agent on the tasks")
     try:
         chosen = float(temperature) if temperature not in (None, "own") else temperature
-        comparison = compare_sides(*sides, gate=gate, temperature=chosen, prices=read_prices(price or []))
+        prices = read_prices(price or [])
+        if agent and tasks:
+            from art_compare.measuring import Experiment, find_missing
+
+            own = chosen if isinstance(chosen, float) else None
+            missing = find_missing(sides, own)
+            if missing:  # what would be refused in the end is refused before anything is measured, which may cost money
+                conditions(names_of(sides, {spec: it.name for spec, it in missing.items()}), gate, prices)
+            sides = Experiment(agent, tasks, reward, own).measured(sides, missing, _plainly(Console(stderr=True)))
+        comparison = compare_sides(*sides, gate=gate, temperature=chosen, prices=prices)
         verdicts = comparison.verdicts
     except (ArtError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error

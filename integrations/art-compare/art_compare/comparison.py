@@ -158,18 +158,18 @@ def comparison_of(
     sides: Sequence[Side], *, gate: str | None = None, prices: Mapping[str, Price] | None = None
 ) -> Comparison:
     """Compare sides that were read already. Raises ConfigError as ``compare`` does."""
-    keys = shared_tasks(sides)
-    prices = dict(prices or {})
+    keys, prices = shared_tasks(sides), prices or {}
+    of_gate = conditions([side.name for side in sides], gate, prices)
     columns = [
-        numbers(Report(tuple(side.trajectories[key] for key in keys), side.temperature), prices.pop(side.name, None))
+        numbers(Report(tuple(side.trajectories[key] for key in keys), side.temperature), prices.get(side.name))
         for side in sides
     ]
-    if prices:
-        raise ConfigError(f"no side is called {next(iter(prices))!r}, which has a price; they are {_names(sides)}")
     values = {name: np.array([column[name] for column in columns], dtype=float).T for name in columns[0]}
-    names = [side.name for side in sides]
-    return Comparison(tuple(sides), tuple(keys), values, read_gate(gate, names) if gate else ())
+    return Comparison(tuple(sides), tuple(keys), values, of_gate)
 
 
-def _names(sides: Sequence[Side]) -> str:
-    return ", ".join(side.name for side in sides)
+def conditions(names: Sequence[str], gate: str | None, prices: Mapping[str, Price]) -> tuple[Condition, ...]:
+    """Read the gate between sides of these names. Raises ConfigError if it can't be read, or if another side has a price."""
+    if others := [name for name in prices if name not in names]:
+        raise ConfigError(f"no side is called {others[0]!r}, which has a price; they are {', '.join(names)}")
+    return tuple(read_gate(gate, names)) if gate else ()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.plugin_api import plural, task_id
+from art_core.plugin_api import plural, task_id, without_keys
 from art_core.store import Store
 from art_core.store.run_folder import store_file
 from art_core.types import Trajectory
@@ -72,12 +72,23 @@ def _folder(spec: str) -> tuple[Path, str]:
 
 
 def has_evaluation(spec: str) -> bool:
-    """Whether ``[NAME=]FOLDER[@EVALUATION]`` names a run folder that holds an evaluation."""
-    run_dir, _ = _folder(named(spec)[1])
-    if not (run_dir / "run.sqlite").is_file():
+    """Whether ``[NAME=]FOLDER[@EVALUATION]`` names a run folder that holds an evaluation.
+
+    Raises ConfigError if the folder doesn't hold the evaluation that is named.
+    """
+    run_dir, wanted = _folder(named(spec)[1])
+    if wanted.startswith(("http://", "https://")) or not (run_dir / "run.sqlite").is_file():
         return False
     with Store(store_file(run_dir)) as store:
-        return bool(store.meta("evaluations", []))
+        known = bool(store.meta("evaluations", []))
+    if known or wanted:
+        _source(spec)
+    return known
+
+
+def names_of(specs: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Return the sides' names: from ``names``, or else their folder's. Raises ConfigError if two are the same."""
+    return _distinct([names[spec] if spec in names else _name(_source(spec)) for spec in specs], specs[0])
 
 
 def _source(spec: str) -> _Source:
@@ -102,16 +113,19 @@ def _source(spec: str) -> _Source:
 def _names(sources: Sequence[_Source]) -> list[str]:
     """Return a name for each: its own, the folder's, or the evaluation's if all are of one folder."""
     one_folder = len({source.run_dir.resolve() for source in sources}) == 1
-    names = [
-        source.name or (source.evaluation if one_folder else source.run_dir.resolve().name.replace(" ", "_"))
-        for source in sources
-    ]
+    names = [source.name or source.evaluation if one_folder else _name(source) for source in sources]
+    return _distinct(names, str(sources[0].run_dir))
+
+
+def _distinct(names: list[str], first: str) -> list[str]:
     counts = Counter(names)
     if twice := [name for name in names if counts[name] > 1]:
-        raise ConfigError(
-            f"two sides are called {twice[0]!r}; name them: NAME=FOLDER, such as old={sources[0].run_dir}"
-        )
+        raise ConfigError(f"two sides are called {twice[0]!r}; name them: NAME=SIDE, such as old={without_keys(first)}")
     return names
+
+
+def _name(source: _Source) -> str:
+    return source.name or source.run_dir.resolve().name.replace(" ", "_")
 
 
 def _common_temperature(sources: Sequence[_Source], wanted: float | str | None) -> float | None:

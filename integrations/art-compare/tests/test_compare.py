@@ -137,7 +137,7 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do(runs, tmp_path):
     for arguments, message in (
         ((tmp_path / "nowhere", runs["mine"]), "is not a run folder"),
         ((f"{runs['live']}@after", runs["mine"]), "has no evaluation 'after'; it has 'evaluation'"),
-        ((runs["live"], runs["live"]), "NAME=FOLDER"),
+        ((runs["live"], runs["live"]), "NAME=SIDE"),
         ((runs["live"], runs["mine"], "--temperature", 1), "not all evaluated at temperature 1"),
         ((runs["live"], runs["mine"], "--gate", "succes >= live"), "is not a condition"),
         ((runs["live"], runs["mine"], "--gate", "success >= other"), "The sides are live, mine"),

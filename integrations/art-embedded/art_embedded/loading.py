@@ -115,7 +115,7 @@ def make_key_values(model: PreTrainedModel) -> KeyValues:
     log.warning("serving %s one sequence at a time, which is slow: %s", model.name_or_path, reason)
     argument = pretrained.cache_argument(model)
     if argument and (reason := _problem(lambda: _continued_differs(model, argument, ids))):
-        log.warning("each token recomputes its whole row, because with a cache %s", reason)
+        log.warning("every token recomputes its whole row, because the cache can't be continued: %s", reason)
         argument = None
     return PlainKeyValues(model, argument)
 

@@ -106,7 +106,9 @@ def test_a_model_that_cannot_continue_its_cache_recomputes_its_rows(save_model, 
     whole_row = model.forward
     model.forward = lambda input_ids, past_key_values=None, use_cache=False: whole_row(input_ids=input_ids)
     cache = make_key_values(model)
-    assert "each token recomputes its whole row, because with a cache its logits differ" in caplog.text
+    assert (
+        "every token recomputes its whole row, because the cache can't be continued: its logits differ" in caplog.text
+    )
     cache.resize(1, 8)
     cache.forward(Batch([5, 6, 7], [0, 1, 2], [0] * 3, runs=[(0, 3)], outputs=[2]))
     logits = cache.forward(Batch([8], [3], [0], decoding=1, outputs=[0]))

@@ -36,8 +36,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of the gated delta rule, and the states that later pieces continue.
 
-    ``query``, ``key``: (1, tokens, key heads, key width), each for as many consecutive heads as there are heads for a key head
-    (from transformers 5.24 on; before that for one); ``value``: (1, tokens, heads, value width); ``beta``: (1, tokens, heads);
+    ``query``, ``key``: (1, tokens, key heads, key width), where a key head serves heads / key heads consecutive heads (before
+    transformers 5.24 there are as many); ``value``: (1, tokens, heads, value width); ``beta``: (1, tokens, heads);
     ``g``, the logarithm of the decay: (1, tokens, heads), or (1, tokens, heads, key width) if each channel decays on its own.
     A state S is (heads, key width, value width); each token decays it, then writes beta k (v - k S) (Gated DeltaNet, arXiv
     2412.06464, equation 10; per channel: Kimi Linear, arXiv 2510.26692). Within a chunk, what the tokens write follows from one

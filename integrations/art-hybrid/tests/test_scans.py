@@ -30,6 +30,7 @@ def gates(tensors):
 def delta_rule_token_by_token(before, query, key, value, g, beta):
     states, outputs = {-1: query.new_zeros(HEADS, KEY, VALUE)}, []
     query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
+    query, key = (x.repeat_interleave(HEADS // x.shape[2], 2) for x in (query, key))
     for token, previous in enumerate(before):
         q, k, v, decay, write = (x[0, token] for x in (query, key, value, g, beta))
         state = states[previous] * decay.exp().reshape(HEADS, -1, 1)
@@ -72,14 +73,18 @@ def check_equal(ours, theirs, tensors):
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("decay", [(HEADS,), (HEADS, KEY)], ids=["a decay per head", "a decay per channel"])
+@pytest.mark.parametrize(
+    ("decay", "key_heads"),
+    [((HEADS,), HEADS), ((HEADS, KEY), HEADS), ((HEADS,), HEADS // 2)],
+    ids=["a decay per head", "a decay per channel", "a key head for two heads"],
+)
 @settings(max_examples=20)
 @given(trajectories=trajectory_lists(), cut=st.integers(0, 40))
-def test_the_delta_rule_along_a_tree_equals_the_recurrence_along_every_path(decay, trajectories, cut):
+def test_the_delta_rule_along_a_tree_equals_the_recurrence_along_every_path(decay, key_heads, trajectories, cut):
     tree = build_tree(trajectories)
     plan = TreePlan(tree)
     tensors = inputs(
-        tree.num_tokens, query=(HEADS, KEY), key=(HEADS, KEY), value=(HEADS, VALUE), g=decay, beta=(HEADS,)
+        tree.num_tokens, query=(key_heads, KEY), key=(key_heads, KEY), value=(HEADS, VALUE), g=decay, beta=(HEADS,)
     )
 
     def compute(piece, tokens):

@@ -91,7 +91,7 @@ def compared(before: Rollouts, after: Rollouts, temperature: Any) -> answers.Cha
 
 
 def _mcnemar(lost: int, won: int) -> float:
-    from art_compare.statistics import mcnemar  # not at the top: it brings the command `art compare`
+    from art_compare.statistics import mcnemar  # not at the top: it imports typer and rich
 
     return mcnemar(lost, won)
 

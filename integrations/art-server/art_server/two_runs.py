@@ -53,8 +53,8 @@ def between(first: Path, second: Path) -> answers.RunsComparison:
 
 
 def measures(first: Path, second: Path) -> list[answers.Measured]:
-    """Return what ``art compare`` measures of the tasks that ``between`` compares at the first temperature."""
-    from art_compare.comparison import comparison_of  # not at the top: it brings the command `art compare`
+    """Return what ``art compare`` measures of the tasks that both runs have at the first temperature, unscored ones too."""
+    from art_compare.comparison import comparison_of  # not at the top: it imports typer and rich
     from art_compare.measures import MEASURES
 
     pair = next(_pairs(_newest(first), _newest(second)), None)

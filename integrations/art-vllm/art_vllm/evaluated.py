@@ -45,15 +45,16 @@ def evaluated(run_dir: Path, rollouts: int, group_size: int) -> Workload:
 def _counts(trajectory: Trajectory) -> list[Counts]:
     """Return the calls' tokens, without those of calls whose provider didn't count them."""
     calls: list[Counts] = []
-    before = 0
+    prompt_before = before = 0
     for call in trajectory.calls:
         if (counts := call.token_counts()) is None:
             continue
         prompt, sampled = map(int, counts)
-        # A prompt that is shorter than the conversation so far starts another; further choices share their prompt.
-        fresh = 0 if call.choice else prompt - before if prompt >= before else prompt
+        # A prompt that is shorter than the one before starts another conversation; further choices share their prompt. What
+        # was sampled may be longer than what the next prompt keeps of it: providers count hidden thoughts, too.
+        fresh = 0 if call.choice else max(0, prompt - before) if prompt >= prompt_before else prompt
         calls.append(Counts(prompt, fresh, sampled))
-        before = prompt + sampled
+        prompt_before, before = prompt, prompt + sampled
     return calls
 
 

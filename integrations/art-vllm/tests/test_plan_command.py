@@ -286,6 +286,13 @@ def test_results_of_tools_are_prompt_tokens_of_their_own(tmp_path):
     assert workload["learner"]["count"] == 1000 + 4 * 800 and workload["longest"] == 1800
 
 
+def test_hidden_thoughts_count_as_sampled_and_start_no_new_conversation(tmp_path):
+    live = evaluation(tmp_path, [(1000, 1150), (1200, 1150), (1400, 1150)])
+    found = json_of("--model", "Qwen/Qwen3-8B", "--gpu", "H100", *live, "--tasks-per-step", "1", "--group-size", "4")
+    workload = found["step"]["workload"]
+    assert workload["prefill"]["count"] == 1000 and workload["largest"] == 1000 + 4 * 3450
+
+
 def test_an_evaluation_without_token_counts_is_refused(tmp_path):
     assert "nor an evaluation with token counts" in refused("--gpu", "H100", *evaluation(tmp_path, [(0, 0)]))
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from art_core.plugin_api import plural, printable
-from art_gateway.asking import ask
+from art_gateway.asking import NoAnswer, ask
 from art_gateway.command import read_share
 
 EXAMPLE = (
@@ -42,6 +42,8 @@ def route(
 
     A new share takes effect at once for conversations that begin; without a share, the candidate answers no call at all.
     """
+    if follow and json_:
+        raise typer.BadParameter("--follow prints text; repeat the command with --json instead", param_hint="--follow")
     if rollback and share is not None:
         raise typer.BadParameter("--rollback is --set 0%: pass one of them", param_hint="--set")
     change: dict[str, Any] | None = None
@@ -65,7 +67,7 @@ def route(
 
 def _follow(found: dict[str, Any], routes: Callable[[], dict[str, Any]], console: Console) -> None:
     """Ask again and again, and show what is found, until Ctrl-C."""
-    line = ""
+    line, silent = "", False
     screen = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with suppress(KeyboardInterrupt), screen or nullcontext():
         while True:
@@ -74,7 +76,14 @@ def _follow(found: dict[str, Any], routes: Callable[[], dict[str, Any]], console
             elif line != (line := _line(found)):
                 typer.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}")
             time.sleep(FOLLOW_SECONDS)
-            found = routes()
+            try:
+                found = routes()
+            except NoAnswer as error:  # it may be starting again
+                if not silent:
+                    typer.echo(f"{error.message}; asking again", err=True)
+                silent = True
+            else:
+                silent = False
 
 
 def _line(found: dict[str, Any]) -> str:

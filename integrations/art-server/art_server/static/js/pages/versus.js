@@ -119,8 +119,9 @@ function measuresTable(context, change, measures) {
 
 function differenceText({ name, difference, low, high }) {
   if (difference === null) return "–";
-  const [, , points] = MEASURES[name],
-    at = (value) => signed(points ? 100 * value : value);
+  const [, format, points] = MEASURES[name],
+    unit = format === dollars ? "$" : "",
+    at = (value) => signed(points ? 100 * value : value).replace(/^([+−-]?)/, `$1${unit}`);
   return `${at(difference)}${points ? " points" : ""}${low === null ? "" : ` (${at(low)} to ${at(high)})`}`;
 }
 
