@@ -62,32 +62,38 @@ def address(listener: socket.socket) -> str:
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+def side(stack: contextlib.ExitStack, name: str, folder: Path, live: str, mine: str | None, share: str = "50%") -> Side:
+    """Start a gateway that ends with ``stack``."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
+    process = start(folder, live, mine, listener, share)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return Side(name, process, [f"{address(listener)}/rollouts/run-{{}}/v1"])
+
+
 async def cost(folder: Path, live: str, mine: str, rounds: int, calls: int) -> None:
     """Print the CPU of a call without a candidate, with one that has no share, and with one that answers half of the calls."""
     with contextlib.ExitStack() as stack:
-        sides = []
-        for name, share in (("no candidate", None), ("a candidate with 0 %", "0%"), ("a candidate with 50 %", "50%")):
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
-            process = start(folder / name.replace(" ", "-"), live, mine if share else None, listener, share or "")
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            sides.append(Side(name, process, [f"{address(listener)}/rollouts/run-{{}}/v1"]))
+        sides = [
+            side(stack, name, folder / name.replace(" ", "-"), live, mine if share else None, share)
+            for name, share in (("no candidate", ""), ("a candidate with 0 %", "0%"), ("a candidate with 50 %", "50%"))
+        ]
         load = Load()
         for stream in (False, True):
-            found = {side.name: [] for side in sides}
+            found = {each.name: [] for each in sides}
             for number in range(rounds + 1):
-                for side in sides[:: -1 if number % 2 else 1]:
-                    measured = await load.run(side, calls if number else 100, LANES, stream=stream)
-                    found[side.name] += [measured] * (number > 0)
+                for each in sides[:: -1 if number % 2 else 1]:
+                    measured = await load.run(each, calls if number else 100, LANES, stream=stream)
+                    found[each.name] += [measured] * (number > 0)
             rows = []
             for name, of in found.items():
                 cpu, speed = (statistics.median(getattr(it, what) for it in of) for what in ("cpu", "calls_per_second"))
                 rows.append([name, cpu, speed, sum(it.failed for it in of)])
             print(f"\n{'streaming' if stream else 'not streaming'}, {LANES} at a time; medians of {rounds} rounds")
             print(table(["side", "CPU ms/call", "calls/s", "failed"], rows))
-        measured = await load.run(sides[-1], 1000, 500, stream=True)
+        measured = await load.run(sides[-1], 1000, OPEN_STREAMS, stream=True)
         speed = f"{measured.calls_per_second:.0f} calls/s"
-        print(f"\n500 streams at a time, a candidate with 50 %: {measured.failed} of 1000 failed, {speed}")
+        print(f"\n{OPEN_STREAMS} streams at a time, a candidate with 50 %: {measured.failed} of 1000 failed, {speed}")
 
 
 async def held(folder: Path) -> None:
@@ -96,19 +102,15 @@ async def held(folder: Path) -> None:
         live, mine = free_port(), free_port()
         for port in (live, mine):
             stub(stack, port, HELD)
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
-        process = start(folder, f"http://127.0.0.1:{live}/v1", f"http://127.0.0.1:{mine}/v1", listener)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        side = Side("held", process, [f"{address(listener)}/rollouts/run-{{}}/v1"])
-        # A lane sends a conversation's calls one after the other.
-        work = asyncio.create_task(Load().run(side, OPEN_STREAMS * TURNS, OPEN_STREAMS, stream=True))
+        gateway = side(stack, "held", folder, f"http://127.0.0.1:{live}/v1", f"http://127.0.0.1:{mine}/v1")
+        calls = OPEN_STREAMS * TURNS  # a lane sends a conversation's calls one after the other
+        work = asyncio.create_task(Load().run(gateway, calls, OPEN_STREAMS, stream=True))
+        status = f"{gateway.urls[0].partition('/rollouts')[0]}/status"
         most = 0
         while not work.done():
-            with urllib.request.urlopen(f"{address(listener)}/status") as answer:
+            with urllib.request.urlopen(status) as answer:
                 most = max(most, orjson.loads(answer.read())["in_flight"])
             await asyncio.sleep(0.5)
-        calls = OPEN_STREAMS * TURNS
         print(f"\nstreams of {HELD:g} s: at most {most} open together, {work.result().failed} of {calls} failed")
 
 

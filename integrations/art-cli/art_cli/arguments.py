@@ -131,6 +131,8 @@ def _is_library(file: str) -> bool:
 
 
 def _import(name: str) -> Any:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -146,14 +148,8 @@ def load_object(where: str) -> Any:
     module_name, colon, name = where.rpartition(":")
     if not colon:
         raise ConfigError(f"{where!r} does not name an object; write MODULE:NAME or FILE.py:NAME")
-    if module_name.endswith(".py"):
-        with _own_code(f"{module_name} can't be imported"):
-            module = load_file(Path(module_name))
-    else:
-        if "" not in sys.path:
-            sys.path.insert(0, "")
-        with _own_code(f"{module_name} can't be imported"):
-            module = _import(module_name)
+    with _own_code(f"{module_name} can't be imported"):
+        module = load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
     if not hasattr(module, name):
         matches = difflib.get_close_matches(
             name, [public for public in vars(module) if not public.startswith("_")], n=1

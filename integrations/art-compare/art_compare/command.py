@@ -76,10 +76,10 @@ def compare(
             from art_compare.measuring import Experiment, find_missing
 
             own = chosen if isinstance(chosen, float) else None
-            missing = find_missing(sides, own)
-            if missing:  # what would be refused in the end is refused before anything is measured, which may cost money
+            if missing := find_missing(sides, own):
+                # What would be refused in the end is refused before anything is measured, which may cost money.
                 conditions(names_of(sides, {spec: it.name for spec, it in missing.items()}), gate, prices)
-            sides = Experiment(agent, tasks, reward, own).measured(sides, missing, _plainly(Console(stderr=True)))
+                sides = Experiment(agent, tasks, reward, own).measured(sides, missing, _plainly(Console(stderr=True)))
         comparison = compare_sides(*sides, gate=gate, temperature=chosen, prices=prices)
         verdicts = comparison.verdicts
     except (ArtError, ValueError) as error:

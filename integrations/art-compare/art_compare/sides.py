@@ -72,18 +72,12 @@ def _folder(spec: str) -> tuple[Path, str]:
 
 
 def has_evaluation(spec: str) -> bool:
-    """Whether ``[NAME=]FOLDER[@EVALUATION]`` names a run folder that holds an evaluation.
-
-    Raises ConfigError if the folder doesn't hold the evaluation that is named.
-    """
+    """Whether ``[NAME=]FOLDER[@EVALUATION]`` names an evaluation in a run folder, or the folder holds one."""
     run_dir, wanted = _folder(named(spec)[1])
     if wanted.startswith(("http://", "https://")) or not (run_dir / "run.sqlite").is_file():
         return False
     with Store(store_file(run_dir)) as store:
-        known = bool(store.meta("evaluations", []))
-    if known or wanted:
-        _source(spec)
-    return known
+        return bool(wanted or store.meta("evaluations", []))
 
 
 def names_of(specs: Sequence[str], names: Mapping[str, str]) -> list[str]:
@@ -113,7 +107,7 @@ def _source(spec: str) -> _Source:
 def _names(sources: Sequence[_Source]) -> list[str]:
     """Return a name for each: its own, the folder's, or the evaluation's if all are of one folder."""
     one_folder = len({source.run_dir.resolve() for source in sources}) == 1
-    names = [source.name or source.evaluation if one_folder else _name(source) for source in sources]
+    names = [(source.name or source.evaluation) if one_folder else _name(source) for source in sources]
     return _distinct(names, str(sources[0].run_dir))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,15 +62,15 @@ def _step(source: str, counted: Sequence[Sequence[Counts]], rollouts: int, group
     every = [call for calls in counted for call in calls]
     later = [call for calls in counted for call in calls[1:]]
     share, groups = rollouts / len(counted), rollouts / group_size
-    first = _total((calls[0].prompt, calls[0].prompt / 2) for calls in counted).times(groups / len(counted))
-    fresh = _total((call.fresh, call.prompt - call.fresh / 2) for call in later).times(share)
-    answers = _total((call.sampled, call.prompt + call.sampled / 2) for call in every).times(share)
+    first = Tokens.sum(Tokens(calls[0].prompt, calls[0].prompt / 2) for calls in counted).times(groups / len(counted))
+    fresh = Tokens.sum(Tokens(call.fresh, call.prompt - call.fresh / 2) for call in later).times(share)
+    answers = Tokens.sum(Tokens(call.sampled, call.prompt + call.sampled / 2) for call in every).times(share)
     own = [sum(call.sampled for call in calls) + sum(call.fresh for call in calls[1:]) for calls in counted]
     return Workload(
         source=source,
         runs=rollouts,
         calls=len(every) * share,
-        prompts=_total((call.prompt, call.prompt / 2) for call in every).times(share),
+        prompts=Tokens.sum(Tokens(call.prompt, call.prompt / 2) for call in every).times(share),
         prefill=first.plus(fresh),
         decode=answers,
         learner=first.plus(fresh).plus(answers),
@@ -79,11 +79,3 @@ def _step(source: str, counted: Sequence[Sequence[Counts]], rollouts: int, group
         largest=max(calls[0].prompt + group_size * size for calls, size in zip(counted, own, strict=True)),
         longest=max(call.prompt + call.sampled for call in every),
     )
-
-
-def _total(tokens: Iterable[tuple[float, float]]) -> Tokens:
-    """Return the sum of token counts, each paired with the number of tokens that one of them attends to on average."""
-    total = Tokens()
-    for count, context in tokens:
-        total = total.plus(Tokens(count, context))
-    return total

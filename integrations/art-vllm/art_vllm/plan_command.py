@@ -179,7 +179,7 @@ def _check(
     dollars_per_million: str | None,
 ) -> None:
     """Raise ConfigError for options that contradict each other."""
-    from art_vllm.gpus import find_gpu
+    from art_vllm.prices import with_speed
 
     if (model is not None and gpu is None and dollars_per_million is None) or (gpu and dollars_per_million):
         raise ConfigError("pass either --gpu, or --dollars-per-million for a service that bills tokens")
@@ -189,11 +189,7 @@ def _check(
         return
     if dollars_per_million is not None:
         raise ConfigError("--dollars-per-hour is the price of a GPU; drop it, or drop --dollars-per-million")
-    if gpu is not None and find_gpu(gpu).half is None:
-        raise ConfigError(
-            f"--dollars-per-hour needs the GPU's speed, and --gpu {gpu} is only a size; name the GPU, such as 'RTX 4090'"
-        )
-    if gpu is not None and prices.of(find_gpu(gpu)) is None:
+    if gpu is not None and prices.of(with_speed(gpu, f"--gpu {gpu}")) is None:
         raise ConfigError(
             f"--dollars-per-hour has no price of --gpu {gpu}; pass one, or drop --gpu to compare the GPUs that have one"
         )

@@ -39,16 +39,17 @@ def read_prices(options: Sequence[str]) -> Prices:
         if not 0 <= dollars < float("inf"):
             raise ConfigError(f"--dollars-per-hour must be a price such as 2.5 or H100=2.5, got {option!r}")
         if name:
-            named[_known(name).name] = dollars
+            named[with_speed(name, name).name] = dollars
         else:
             any_gpu = dollars
     return Prices(any_gpu, named)
 
 
-def _known(name: str) -> Gpu:
+def with_speed(name: str, said: str) -> Gpu:
+    """Return a GPU. Raises ConfigError if nothing but its size is known, of which the command line ``said``."""
     gpu = find_gpu(name)
     if gpu.half is None:
         raise ConfigError(
-            f"--dollars-per-hour needs the GPU's speed, and {name} is only a size; name the GPU, such as 'RTX 4090'"
+            f"--dollars-per-hour needs the GPU's speed, and {said} is only a size; name the GPU, such as 'RTX 4090'"
         )
     return gpu

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,10 @@ class Tokens:
     @staticmethod
     def of(contexts: np.ndarray) -> Tokens:
         return Tokens(float(len(contexts)), float(contexts.mean()) if len(contexts) else 0.0)
+
+    @staticmethod
+    def sum(each: Iterable[Tokens]) -> Tokens:
+        return functools.reduce(Tokens.plus, each, Tokens())
 
     def plus(self, other: Tokens) -> Tokens:
         count = self.count + other.count
@@ -107,10 +112,7 @@ def measured(run_dir: Path) -> Workload:
     count = len(measurements)
 
     def mean(name: str) -> Tokens:
-        total = Tokens()
-        for each in measurements:
-            total = total.plus(getattr(each, name))
-        return total.times(1 / count)
+        return Tokens.sum(getattr(each, name) for each in measurements).times(1 / count)
 
     return Workload(
         source=f"measured: mean of {count} steps of {run_dir} (model {model}, up to step {steps[-1]})",

@@ -58,11 +58,13 @@ def route(
     found = routes(change)
     if json_:
         print(json.dumps(found))  # noqa: T201 - the command's result
-    elif follow:
-        _follow(found, routes, Console())
-    else:
-        for part in _parts(found):
-            Console().print(part, soft_wrap=isinstance(part, Text))
+        return
+    console = Console()
+    if follow:
+        _follow(found, routes, console)
+        return
+    for part in _parts(found):
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _follow(found: dict[str, Any], routes: Callable[[], dict[str, Any]], console: Console) -> None:
