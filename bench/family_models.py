@@ -125,6 +125,9 @@ FAMILIES: dict[str, Family] = {
         "GraniteMoeHybridConfig", layer_types=["mamba", "attention"], mamba_d_head=32, mamba_n_heads=4, mamba_d_state=8,
         mamba_n_groups=1, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=32, position_embedding_type="rope",
     ),
+    "jamba": _chatml(
+        "JambaConfig", attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=8, mamba_dt_rank=4,
+    ),
     "mamba": _chatml("MambaConfig", state_size=8),
 }  # fmt: skip
 

@@ -154,6 +154,16 @@ HYBRID_FAMILIES = {
             "mamba_chunk_size": 8,
         },
     ),
+    "jamba": (
+        transformers.JambaConfig,
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 3,
+        },
+    ),
     "lfm2": (transformers.Lfm2Config, {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
 }
 HYBRID_FAMILIES["granite-hybrid with experts"] = (

@@ -1,7 +1,7 @@
 """Token trees for hybrid models: layers that carry a state along the row fork it where calls branch.
 
-Layers of attention see their ancestors by a mask. Gated DeltaNet, Kimi's delta attention, Mamba 2, and the short convolutions of
-these and of LFM2 carry a state instead, so along a tree each segment must start from its parent's.
+Layers of attention see their ancestors by a mask. Gated DeltaNet, Kimi's delta attention, Mamba 1 and 2, and the short
+convolutions of these and of LFM2 carry a state instead, so along a tree each segment must start from its parent's.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from art_hybrid.plan import Chunks, Piece
 
@@ -113,6 +113,50 @@ def mamba2(
     zero = inputs.new_zeros(1, inputs.shape[1], b.shape[-1], inputs.shape[-1])
     out, states = _along(chunks, piece.states, zero, step, outputs, reads, added, kept)
     return out if D is None else out + D.unsqueeze(-1) * x, states
+
+
+def mamba1(
+    piece: Piece,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of Mamba's selective scan, and the states that later pieces continue.
+
+    ``hidden_states``, x, ``dt``, and the gate ``z``: (1, channels, tokens); ``A``, negative: (channels, state width); ``B`` and
+    ``C``: (1, state width, tokens); ``D`` and ``delta_bias``: (channels,). A state h is (channels, state width); each token
+    changes it to exp(A dt) h + dt B x, and its output is (C h + D x) silu(z) (Gu and Dao, arXiv 2312.00752, section 3). Every
+    number of a state has a decay of its own, so no matrix product computes a chunk: its tokens are computed one after the other.
+    """
+    precise = torch.promote_types(hidden_states.dtype, torch.float32)
+    dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype).unsqueeze(-1)
+    dt = (softplus(dt) if delta_softplus else dt)[0].mT.to(precise)
+    x, b, c = (tensor[0].mT.to(precise) for tensor in (hidden_states, B, C))
+    chunks = piece.chunks(CHUNK)
+    # One head, because that is the order of dimensions that chunks have.
+    steps, inputs, writes, reads = (_chunked(tensor.unsqueeze(1), chunks) for tensor in (dt, dt * x, b, c))
+    decay, added = (A.to(precise) * steps.unsqueeze(-1)).exp(), inputs.unsqueeze(-1) * writes.unsqueeze(-2)
+    own = [added[:, :, 0]]
+    for token in range(1, CHUNK):
+        own.append(decay[:, :, token] * own[-1] + added[:, :, token])
+    since = (A.to(precise) * steps.cumsum(2).unsqueeze(-1)).exp()  # from before the chunk to each token
+
+    def step(state: Tensor, own: Tensor, since: Tensor, reads: Tensor) -> tuple[Tensor, Tensor]:
+        states = own + since * state.unsqueeze(2)
+        return (states @ reads.unsqueeze(-1)).squeeze(-1), states[:, :, -1]
+
+    zero = x.new_zeros(1, 1, *A.shape)
+    out, states = _along(chunks, piece.states, zero, step, torch.stack(own, 2), since, reads)
+    out = out.squeeze(2) if D is None else out.squeeze(2) + D * x
+    out = out.mT if z is None else out.mT * silu(z)
+    return out, states
 
 
 def _chunked(tensor: Tensor, chunks: Chunks) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,17 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from art_hybrid.plan import Piece
-from art_hybrid.scans import delta_rule, mamba2
+from art_hybrid.scans import delta_rule, mamba1, mamba2
 
 Function = Callable[..., Any]
 STATE_TYPES = frozenset({"linear_attention", "conv", "hybrid"})
 """Kinds of layers, as configs name them, that carry a state."""
 FUSED = "mamba2_split_conv1d_scan_combined"
-OTHER_SCANS = ("mamba_selective_scan",)
-"""Functions of families whose states can't be followed."""
+MAMBA = "mamba_selective_scan"
+OUT_OF_REACH = frozenset({"mamba", "falcon_mamba"})
+"""Models that pass nothing on to their layers."""
 _checked: WeakSet[torch.nn.Module] = WeakSet()
+_layer = threading.local()
+"""``piece``: what the layer that this thread computes was passed as ``seq_idx``. Jamba's doesn't pass it on."""
 
 
 def follow_trees(model: PreTrainedModel) -> bool:
@@ -36,7 +41,7 @@ def follow_trees(model: PreTrainedModel) -> bool:
     modules = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
     layers = sum(kind in STATE_TYPES for kind in kinds)
-    if not layers or any(hasattr(module, name) for module in modules for name in OTHER_SCANS):
+    if not layers or model.config.model_type in OUT_OF_REACH:
         return False
     wrapped = {name for module in modules for name in _wrap(module)}
     expected = dict.fromkeys(wrapped - {FUSED}, layers)
@@ -45,7 +50,20 @@ def follow_trees(model: PreTrainedModel) -> bool:
             _checked.add(module)
             module.register_forward_pre_hook(_begin, with_kwargs=True)
             module.register_forward_hook(functools.partial(_check, expected), with_kwargs=True)
+    for layer in model.get_decoder().modules() if MAMBA in wrapped else ():
+        if isinstance(layer, GradientCheckpointingLayer) and layer not in _checked:
+            _checked.add(layer)
+            layer.register_forward_pre_hook(_enter, with_kwargs=True)
+            layer.register_forward_hook(_leave, always_call=True)
     return bool(wrapped)
+
+
+def _enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _layer.piece = kwargs.get("seq_idx")
+
+
+def _leave(*_: Any) -> None:
+    _layer.piece = None
 
 
 def _begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -77,10 +95,10 @@ def _wrap(module: ModuleType) -> list[str]:
 def _dispatching(name: str, original: Function) -> Function:
     @functools.wraps(original)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        piece = kwargs.get("seq_idx")
+        piece = kwargs.get("seq_idx", getattr(_layer, "piece", None))
         if not isinstance(piece, Piece):
             return original(*args, **kwargs)
-        del kwargs["seq_idx"]
+        kwargs.pop("seq_idx", None)
         if name != FUSED:
             piece.calls[name] += 1
         return SEAMS[name](piece, original, *args, **kwargs)
@@ -102,6 +120,11 @@ def _delta_rule(piece: Piece, original: Function, *args: Any, **kwargs: Any) -> 
     return delta_rule(piece, *args, **kwargs)
 
 
+def _mamba(piece: Piece, original: Function, *args: Any, return_last_state: bool = False, **kwargs: Any) -> Any:
+    out, states = mamba1(piece, *args, **kwargs)
+    return (out, states) if return_last_state else out
+
+
 def _mamba2(piece: Piece, original: Function, *args: Any, return_final_states: bool = False, **kwargs: Any) -> Any:
     out, states = mamba2(piece, *args, **kwargs)
     return (out, states) if return_final_states else out
@@ -115,6 +138,7 @@ SEAMS: dict[str, Function] = {
     "causal_conv1d_fn": _convolution,
     "torch_chunk_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
+    MAMBA: _mamba,
     "mamba2_chunk_scan": _mamba2,
     FUSED: _not_fused,
 }

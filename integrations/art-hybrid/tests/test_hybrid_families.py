@@ -25,7 +25,7 @@ from art_core.learner.tree_forward import way_of
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 from art_hybrid import forked_states
-from art_hybrid.seams import follow_trees
+from art_hybrid.seams import FUSED, SEAMS, follow_trees
 
 QUICK = ("qwen3.5", "granite-hybrid", "lfm2")
 """One of each kind of layer; the others take longer than tests that are run all day may."""
@@ -53,7 +53,7 @@ def model_of():
 
         @functools.cache
         def make_exact(module):
-            for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan"):
+            for name in SEAMS.keys() - {"causal_conv1d_fn", FUSED}:
                 if function := getattr(module, name, None):
                     patch.setattr(module, name, in_float64(inspect.unwrap(function)))
 
@@ -118,11 +118,8 @@ def test_a_model_that_loses_the_plan_on_the_way_to_its_layers_is_computed_path_b
     assert way_of(model.bfloat16()).backend == "paths", "the whole model drops it"
 
 
-def test_a_state_that_no_scan_here_follows_is_not_planned():
-    config = transformers.JambaConfig(
-        **{**SIZES, "initializer_range": 0.02}, attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=4
-    )
-    model = transformers.JambaForCausalLM(config).eval()
+def test_a_model_that_passes_nothing_on_to_its_layers_is_not_planned():
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)).eval()
     assert forked_states(model) is None and way_of(model).backend == "paths"
 
 
@@ -141,8 +138,10 @@ def test_an_adapted_model_takes_the_tree_too(model_of):
     check_equals_call_by_call(model, FORKED, max_tokens=4)
 
 
-def test_layers_that_are_checkpointed_follow_the_tree_once_more_in_the_backward_pass(model_of):
-    model_of("qwen3.5")
-    model = make_model("qwen3.5").train()
+@pytest.mark.parametrize("family", ["qwen3.5", "jamba"])
+@pytest.mark.parametrize("tokens", [None, 7])
+def test_layers_that_are_checkpointed_follow_the_tree_once_more_in_the_backward_pass(model_of, family, tokens):
+    model_of(family)
+    model = make_model(family).train()
     model.gradient_checkpointing_enable()
     check_equals_call_by_call(model, FORKED)

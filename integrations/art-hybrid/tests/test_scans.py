@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 from tree_cases import make_call, trajectory_lists
 
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 from art_hybrid.plan import Piece, TreePlan
-from art_hybrid.scans import delta_rule, mamba2
+from art_hybrid.scans import delta_rule, mamba1, mamba2
 
 HEADS, KEY, VALUE = 4, 3, 5
 
@@ -49,6 +49,15 @@ def mamba2_token_by_token(before, x, dt, a, b, c, d):
             states[previous] * (a[:, None, None] * step).exp() + b_head[:, :, None] * x[0, token][:, None] * step
         )
         outputs.append((states[token] * c_head[:, :, None]).sum(1) + d[:, None] * x[0, token])
+    return torch.stack(outputs)[None]
+
+
+def mamba1_token_by_token(before, x, dt, z, b, c, a, d):
+    states, outputs = {-1: x.new_zeros(HEADS, KEY)}, []
+    for token, previous in enumerate(before):
+        own, gate, step = x[0, token], z[0, token], softplus(dt[0, token] + 0.5)[:, None]
+        states[token] = states[previous] * (a * step).exp() + step * b[0, token] * own[:, None]
+        outputs.append(((states[token] * c[0, token]).sum(1) + d * own) * silu(gate))
     return torch.stack(outputs)[None]
 
 
@@ -109,6 +118,24 @@ def test_mamba_2_along_a_tree_equals_the_recurrence_along_every_path(trajectorie
 
     ours = in_pieces(tree, plan, cut % tree.num_tokens, compute)
     check_equal(ours, mamba2_token_by_token(plan.before.tolist(), **tensors, a=a, d=d), tensors)
+
+
+@settings(max_examples=20)
+@given(trajectories=trajectory_lists(), cut=st.integers(0, 40))
+def test_mamba_1_along_a_tree_equals_the_recurrence_along_every_path(trajectories, cut):
+    tree = build_tree(trajectories)
+    plan = TreePlan(tree)
+    tensors = inputs(tree.num_tokens, x=(HEADS,), dt=(HEADS,), z=(HEADS,), b=(KEY,), c=(KEY,))
+    a, d = -torch.arange(1.0, HEADS * KEY + 1).view(HEADS, KEY).double(), torch.linspace(-1, 1, HEADS).double()
+    bias = torch.full((HEADS,), 0.5).double()
+
+    def compute(piece, tokens):
+        x, dt, z, b, c = (tensor[:, tokens].mT for tensor in tensors.values())
+        out, states = mamba1(piece, x, dt, a, b, c, D=d, z=z, delta_bias=bias, delta_softplus=True)
+        return out.mT, states
+
+    ours = in_pieces(tree, plan, cut % tree.num_tokens, compute)
+    check_equal(ours, mamba1_token_by_token(plan.before.tolist(), **tensors, a=a, d=d), tensors)
 
 
 def test_strong_decay_over_a_long_segment_neither_overflows_nor_loses_digits():
