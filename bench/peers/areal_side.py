@@ -6,6 +6,8 @@ Megatron goes to transformers' attention. A sample is one call, as AReaL exports
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,19 +22,32 @@ BLOCK = 128
 """Rows are multiples of the block of AReaL's FlexAttention."""
 
 
+def _import_areal() -> None:
+    with contextlib.redirect_stdout(sys.stderr):  # its log would otherwise be among the tables
+        import areal.models.tree_attn.tree  # noqa: F401
+
+
 def pack(rows: Sequence[Sequence[int]], length: int) -> Any:
     """Return AReaL's micro-batches: trees of at most ``length`` tokens, each padded to it. Raises ImportError without AReaL."""
+    _import_areal()
     from areal.api.cli_args import MicroBatchSpec
     from areal.models.tree_attn.tree import build_packed_tree_batch
 
+    return build_packed_tree_batch(_data(rows), MicroBatchSpec(max_tokens_per_mb=length))
+
+
+def count(rows: Sequence[Sequence[int]], length: int) -> tuple[int, int]:
+    """Return the tokens of ``pack``'s trees without and with padding, without the masks, which take minutes."""
+    _import_areal()
+    from areal.models.tree_attn.tree import _greedy_build_tries
+
+    trees, live = _greedy_build_tries(_data(rows), length)
+    return sum(live), len(trees) * length
+
+
+def _data(rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     cpu = torch.device("cpu")
-    data = {"input_ids": padded(rows, cpu), "attention_mask": padded([[1] * len(row) for row in rows], cpu)}
-    return build_packed_tree_batch(data, MicroBatchSpec(max_tokens_per_mb=length))
-
-
-def tokens_of(batch: Any) -> tuple[int, int]:
-    """Return the tokens of ``pack``'s trees without padding, and with padding."""
-    return sum(batch.group_lens), sum(batch.padded_to_lengths)
+    return {"input_ids": padded(rows, cpu), "attention_mask": padded([[1] * len(row) for row in rows], cpu)}
 
 
 def areal_side(batch: Batch) -> tuple[Callable[[torch.nn.Module], None], int, int]:
@@ -42,7 +57,7 @@ def areal_side(batch: Batch) -> tuple[Callable[[torch.nn.Module], None], int, in
     """
     unique = trie_size([row.ids for row in batch.calls])
     packed = pack([row.ids for row in batch.calls], -(-unique // BLOCK) * BLOCK)
-    live, area = tokens_of(packed)
+    live, area = sum(packed.group_lens), sum(packed.padded_to_lengths)
     trees = [(tree["trie_node"], tree["input_ids"], tree["position_ids"]) for tree in packed.mbs]
     weights = [_weights(batch.calls, trie.all_sequence_ids) for trie, _, _ in trees]
 

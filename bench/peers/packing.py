@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -69,6 +70,7 @@ def run(options: Namespace) -> None:
             style, micro[0] / called, *(1e6 * it / called for it in seconds), micro[1] / called, micro[0] / art.live,
             micro[1] / unique,
         ])  # fmt: skip
+        print(f"  {style}: {tokens[-1][1:]}", file=sys.stderr, flush=True)
     print_tables(options, tokens, live, times)
 
 
@@ -157,9 +159,7 @@ def measure_areal(groups: Groups, options: Namespace) -> tuple[float, float]:
     if not wanted(AREAL, options.skip):
         return NAN, NAN
     try:
-        live, area = areal_side.tokens_of(
-            areal_side.pack([row for calls in groups.calls for row in calls], options.row)
-        )
+        live, area = areal_side.count([row for calls in groups.calls for row in calls], options.row)
     except ImportError as error:
         print(f"left out: {AREAL}, because {error}", flush=True)
         return NAN, NAN
