@@ -122,7 +122,7 @@ class ArtSide:
 
     async def group(self, runs: Sequence[Run]) -> Any:
         """Return a TrajectoryGroup."""
-        history = self._art.trajectories.History
+        history = self._art.trajectories.LegacyHistory
         return self._art.TrajectoryGroup(
             self._art.Trajectory(
                 messages_and_choices=run.messages,

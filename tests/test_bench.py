@@ -22,10 +22,10 @@ from art_core.token_tree import build_tree
 from art_embedded import TINY
 from bench import exported, families, gpu_check, recipes, sample_efficiency, tables
 from bench import tree as ours
-from bench.peers import memory, packing, step
+from bench.peers import art_side, environment, memory, packing, step, tree_row
 from bench.peers.__main__ import parse
 from bench.peers.batch import load_tokenizer, make_batch, trie_size
-from bench.plain import call_logprobs, call_tokens, dense_tree_logprobs, path_tokens
+from bench.plain import call_logprobs, call_tokens, dense_tree_logprobs, path_to, path_tokens
 from bench.shapes import random_model
 from bench.synthetic import random_trajectories
 
@@ -56,7 +56,7 @@ def test_random_runs_make_a_tree_of_the_size_that_was_asked_for():
 def test_all_sides_of_the_step_have_one_gradient(capsys):
     batch = make_batch(load_tokenizer(), style="text+fork", group_size=2, max_turns=3)
     assert batch.trained == batch.tree.num_targets
-    sides = step.make_sides(load_tokenizer(), random_model("toy", 2048), batch, 2, "TRL,ART")
+    sides = step.make_sides(load_tokenizer(), random_model("toy", 2048), batch, 2, "TRL,ART,AReaL")
     step.measure(sides, 1)
     _, rows = step.rows_of(sides, batch)
     assert [row[0] for row in rows] == [step.CALLS, step.HISTORIES, step.PADDED, step.DENSE, step.PATHS, step.OURS]
@@ -66,7 +66,9 @@ def test_all_sides_of_the_step_have_one_gradient(capsys):
 @pytest.mark.system
 def test_a_hybrid_model_has_the_same_gradient_by_tree_as_by_histories(capsys):
     batch = make_batch(load_tokenizer(), style="text+fork", group_size=2, max_turns=3)
-    sides = step.make_sides(load_tokenizer(), random_model("qwen3.5-toy", 2048), batch, 2, "TRL,ART,naive,each,padded")
+    sides = step.make_sides(
+        load_tokenizer(), random_model("qwen3.5-toy", 2048), batch, 2, "TRL,ART,AReaL,naive,each,padded"
+    )
     step.measure(sides, 1)
     _, rows = step.rows_of(sides, batch)
     assert [row[0] for row in rows] == [step.HISTORIES, step.PATHS, step.OURS]
@@ -75,7 +77,7 @@ def test_a_hybrid_model_has_the_same_gradient_by_tree_as_by_histories(capsys):
 
 
 def test_the_step_says_what_the_tree_saves(capsys):
-    step.run(parse(["--only", "step", *TOY, "--skip", "TRL,ART,naive,padded"]))
+    step.run(parse(["--only", "step", *TOY, "--skip", "TRL,ART,AReaL,naive,padded"]))
     said = capsys.readouterr().out
     assert "| ours " in said
     assert "| full histories, unpadded " in said and "| full histories, padded " not in said
@@ -90,6 +92,92 @@ def test_packing_computes_no_token_of_a_group_twice(capsys):
     assert ours.computed_tokens(trees) == sum(trie_size(calls) for calls in groups.calls)
     packing.run(parse(["--only", "pack", *TOY, "--groups", "1", "--styles", "text"]))
     assert "| text " in capsys.readouterr().out
+
+
+def test_the_replaced_kernel_of_a_tree_row_is_causal_attention_along_each_path():
+    tree, generator = build_tree(FORKED), torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(tree.num_tokens, heads, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    paths = [path_to(tree, end - 1) for end in tree.node_starts[1:].tolist()]
+    gathered = torch.from_numpy(np.concatenate(paths))
+    ends = torch.tensor(np.cumsum([0, *map(len, paths)]))
+    found = tree_row.varlen_attention(
+        query, key[gathered], value[gathered], torch.from_numpy(tree.node_starts), ends, 0, 0, softmax_scale=0.5,
+        causal=True, window_size=(-1, -1),
+    )  # fmt: skip
+    for token in range(tree.num_tokens):
+        seen = torch.from_numpy(path_to(tree, token))
+        for head in range(4):
+            weights = (0.5 * key[seen, head // 2] @ query[token, head]).softmax(0)
+            torch.testing.assert_close(found[token, head], weights @ value[seen, head // 2])
+    with pytest.raises(NotImplementedError, match="window"):
+        tree_row.varlen_attention(
+            query, key, value, ends, ends, 0, 0, softmax_scale=0.5, causal=True, window_size=(7, 0)
+        )
+
+
+def test_a_tree_row_is_closed_by_a_sample_that_fills_it():
+    sample = {"input_ids": np.array([1, 2, 3])}
+    first, last = tree_row.closed([sample], 8)
+    assert first is sample
+    assert len(last["input_ids"]) == len(last["completion_mask"]) == 8
+    assert not last["completion_mask"].any() and min(last["input_ids"]) == max(last["input_ids"]) == -1
+
+
+def test_art_is_given_the_answers_of_vllm_with_their_tokens():
+    batch = make_batch(load_tokenizer(), style="tools", group_size=2, max_turns=2)
+    call, tokens = batch.chats[0][-1], batch.runs[0][-1]
+    answer = art_side.answer_of(call, tokens)
+    [choice] = answer["choices"]
+    assert (tuple(answer["prompt_token_ids"]), tuple(choice["token_ids"])) == (tokens.prompt, tokens.sampled)
+    assert len(choice["logprobs"]["content"]) == len(tokens.sampled)
+    plain, sdk = (art_side.request_of(call, sdk=sdk)["messages"] for sdk in (False, True))
+    assert [message for message in sdk if "refusal" in message] and not any("refusal" in it for it in plain)
+    assert "refusal" not in call.messages[2], "the rollout itself is not changed"
+
+
+def test_packing_leaves_out_the_peers_that_are_missing_or_skipped(monkeypatch, capsys):
+    for name in ("trl", "areal", "art"):
+        monkeypatch.setitem(sys.modules, name, None)  # its import then raises ImportError
+    options = ["--only", "pack", *TOY, "--groups", "1", "--styles", "text"]
+    packing.run(parse(options))
+    said = capsys.readouterr().out
+    assert [said.count(f"left out: {name}") for name in ("TRL TreeRow", "ART", "AReaL tree")] == [1, 1, 1]
+    [row] = [line for line in said.splitlines() if line.startswith("| text ") and line.count("|") == 11]
+    assert [cell.strip() for cell in row.split("|")][5:9] == ["-"] * 4
+    packing.run(parse([*options, "--skip", "TRL,ART,AReaL"]))
+    assert "left out" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pythons", "command"),
+    [
+        ({sys.executable: "3.12"}, [sys.executable, "-m", "venv"]),
+        ({"/bin/python3.12": "3.12"}, ["/bin/python3.12", "-m", "venv"]),
+        ({"/bin/uv": ""}, ["/bin/uv", "venv", "--clear", "--seed", "--python", "3.12"]),
+    ],
+)
+def test_the_environment_of_the_peers_gets_python_312(monkeypatch, pythons, command):
+    def which(name, path=None):
+        return f"/bin/{name}" if f"/bin/{name}" in pythons else None
+
+    monkeypatch.setattr(environment.shutil, "which", which)
+    monkeypatch.setattr(environment, "version_of", lambda python: pythons.get(python, "3.11"))
+    assert list(environment.creation())[: len(command)] == command
+
+
+def test_without_python_312_and_uv_setup_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(environment.shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(environment, "version_of", lambda python: "3.11")
+    with pytest.raises(SystemExit, match=r"need Python 3\.12"):
+        environment.creation()
+
+
+@pytest.mark.system
+def test_the_version_of_an_interpreter_that_cannot_start_is_empty(tmp_path):
+    assert environment.version_of(str(tmp_path / "python")) == ""
+    assert environment.version_of(sys.executable) == "{}.{}".format(*sys.version_info)
 
 
 @pytest.mark.system

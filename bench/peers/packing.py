@@ -1,9 +1,10 @@
-"""Tokens to compute for groups of rollouts, and the time from stored calls to tensors, compared with ART's packing."""
+"""Tokens to compute for groups of rollouts, compared with the peers' packing, and the time from stored calls to tensors."""
 
 from __future__ import annotations
 
 import gc
 import random
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -19,13 +20,16 @@ from art_core.store import Store
 from art_core.token_tree import build_tree
 from art_core.types import TokenTree, Trajectory
 from bench import tree as ours
-from bench.peers import art_side
+from bench.peers import areal_side, art_side, tree_row
 from bench.peers.batch import history_rows, load_tokenizer, trie_size
 from bench.synthetic import ChatCall, TokenCall, chat_group, token_calls, trajectories_of
-from bench.tables import table
+from bench.tables import table, wanted
 
 STYLES = ("text", "tools", "tools/sdk", "text+fork", "tools+fork", "tools+fork+subagent", "tools+fork+subagent/sdk")
 """``/sdk``: assistant messages are sent back as the OpenAI client's objects; this matters only for ART."""
+
+TREE_ROW, ART_ROWS, ART_PACKED, AREAL = "TRL TreeRow", "ART one history per row", "ART packed", "AReaL tree"
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -45,26 +49,32 @@ class Groups:
 def run(options: Namespace) -> None:
     """Print the tables of tokens and times."""
     tokenizer = load_tokenizer()
-    tokens, times = [], []
+    tokens, live, times = [], [], []
     styles = options.styles.split(",") if options.styles else STYLES
     for style in styles:
         groups = make_groups(tokenizer, style.split("/")[0], options.groups, options.group_size, options.max_turns)
         art = measure_art(tokenizer, groups, options, sdk=style.endswith("/sdk"))
+        areal = measure_areal(groups, options)
         trees, seconds = measure_ours(groups, options.repeats)
         unique = sum(trie_size(calls) for calls in groups.calls)
         called = sum(len(row) for calls in groups.calls for row in calls)
         histories = sum(len(row.ids) for group in groups.runs for run in group for row in history_rows(run))
-        mine = ours.computed_tokens(trees)
-        packed = ours.packed_tokens(trees, options.row)
-        tokens.append([
-            style, unique, called / unique, histories / unique, *(it / unique for it in art.areas), mine / unique,
-            packed / unique,
-        ])  # fmt: skip
+        computed = [
+            called, histories, measure_tree_row(groups, options), *art.areas, areal[1], ours.computed_tokens(trees),
+            ours.packed_tokens(trees, options.row),
+        ]  # fmt: skip
+        tokens.append([style, unique, *(it / unique for it in computed)])
+        live.append([style, art.live / unique, areal[0] / unique])
         micro = [1e6 * it for it in (art.seconds, sum(seconds))]
         times.append([
             style, micro[0] / called, *(1e6 * it / called for it in seconds), micro[1] / called, micro[0] / art.live,
             micro[1] / unique,
         ])  # fmt: skip
+        print(f"  {style}: {tokens[-1][1:]}", file=sys.stderr, flush=True)
+    print_tables(options, tokens, live, times)
+
+
+def print_tables(options: Namespace, tokens: list[list], live: list[list], times: list[list]) -> None:
     print(
         f"\n## Tokens to compute, per unique token\n\n{options.groups} groups of {options.group_size} rollouts; padding "
         f"included; packed rows of {options.row} tokens\n"
@@ -74,16 +84,16 @@ def run(options: Namespace) -> None:
         "unique tokens",
         "calls",
         "histories",
-        "ART one history per row",
-        "ART packed",
+        TREE_ROW,
+        ART_ROWS,
+        ART_PACKED,
+        AREAL,
         "ours",
         "ours packed",
     ]
     print(table(head, tokens))
-    print(
-        f"\n## Microseconds from stored calls to tensors\n\nBest of {options.repeats}. ART: tokenizing and packing what it "
-        "has in memory. Ours: run.sqlite from the disk cache (read), tree (build), torch tensors.\n"
-    )
+    print(f"\nWithout padding\n\n{table(['style', ART_PACKED, AREAL], live)}")
+    print("\n## From stored calls to tensors (microseconds)\n")
     head = ["style", "ART / call token", "ours read", "ours build", "ours tensors", "ours / call token"]
     print(table([*head, "ART / its live token", "ours / unique token"], times), flush=True)
 
@@ -99,14 +109,16 @@ def make_groups(tokenizer: Any, style: str, groups: int, size: int, max_turns: i
 class ArtFigures:
     """ART's figures for the groups; NaN without ART."""
 
-    areas: tuple[float, float] = (float("nan"), float("nan"))
+    areas: tuple[float, float] = (NAN, NAN)
     """Tokens with padding: one history per row, and packed."""
-    live: float = float("nan")
-    seconds: float = float("nan")
+    live: float = NAN
+    seconds: float = NAN
     """Tokenizing and packing; the best of the repeats."""
 
 
 def measure_art(tokenizer: Any, groups: Groups, options: Namespace, *, sdk: bool) -> ArtFigures:
+    if not wanted(ART_PACKED, options.skip):
+        return ArtFigures()
     try:
         captured = art_side.capture(list(zip(groups.chats, groups.runs, groups.rewards, strict=True)), sdk=sdk)
     except ImportError as error:
@@ -124,6 +136,34 @@ def measure_art(tokenizer: Any, groups: Groups, options: Namespace, *, sdk: bool
     rows = float(len(trained) * -(-longest // 2048) * 2048)
     live = float((tensors["group_ids"] != -1).sum())
     return ArtFigures((rows, float(tensors["tokens"].numel())), live, min(seconds))
+
+
+def measure_tree_row(groups: Groups, options: Namespace) -> float:
+    """Return the tokens of TRL's rows; NaN without TRL. TRL pads no row."""
+    if not wanted(TREE_ROW, options.skip):
+        return NAN
+    try:
+        samples = [
+            sample
+            for number, group in enumerate(groups.runs)
+            for sample in tree_row.samples_of(group, [0.0] * len(group), number)
+        ]
+        return float(sum(len(row.tokens) for row in tree_row.tree_rows(samples, options.row)))
+    except ImportError as error:
+        print(f"left out: {TREE_ROW}, because {error}", flush=True)
+        return NAN
+
+
+def measure_areal(groups: Groups, options: Namespace) -> tuple[float, float]:
+    """Return the tokens of AReaL's trees without and with padding; NaN without AReaL."""
+    if not wanted(AREAL, options.skip):
+        return NAN, NAN
+    try:
+        live, area = areal_side.count([row for calls in groups.calls for row in calls], options.row)
+    except ImportError as error:
+        print(f"left out: {AREAL}, because {error}", flush=True)
+        return NAN, NAN
+    return float(live), float(area)
 
 
 def measure_ours(groups: Groups, repeats: int) -> tuple[list[TokenTree], tuple[float, float, float]]:

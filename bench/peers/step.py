@@ -17,8 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from bench import tree as ours
+from bench.peers.areal_side import areal_side
 from bench.peers.art_side import art_side
 from bench.peers.batch import Batch, load_tokenizer, make_batch
+from bench.peers.tree_row import tree_row_side
 from bench.peers.trl_side import trl_side
 from bench.plain import dense_tree_logprobs, padded_area, rows_backward
 from bench.shapes import random_model
@@ -28,11 +30,16 @@ CALLS = "each call alone, unpadded"
 HISTORIES = "full histories, unpadded"
 PADDED = "full histories, padded"
 TRL = "TRL GRPOTrainer.compute_loss"
+TREE_ROW = "TRL TreeRow (AsyncGRPOTrainer)"
 ART_ROWS = "ART, one history per row (LocalBackend)"
 ART_PACKED = "ART, packed (Megatron)"
+AREAL = "AReaL, tree"
 DENSE = "naive tree, dense mask"
 PATHS = "ours, by paths"
 OURS = "ours"
+ORDER = (CALLS, HISTORIES, PADDED, TRL, TREE_ROW, ART_ROWS, ART_PACKED, AREAL, DENSE, PATHS, OURS)
+TREE_ROW_BUDGET = 40_960
+"""TRL takes the server's longest context for it; that of ``random_model`` is this."""
 
 
 @dataclass
@@ -78,49 +85,58 @@ def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: in
     calls, histories = sum(len(row.ids) for row in batch.calls), sum(len(row.ids) for row in batch.histories)
     area, trained = padded_area(batch.histories, size), batch.trained
     unique = batch.tree.num_tokens
-
-    def trl() -> Side:
-        step, copied = trl_side(tokenizer, model, batch, size)
-        return Side(TRL, step, copied, histories, area)
-
-    def art(name: str, share: bool) -> Side:
-        step, live, whole = art_side(tokenizer, batch, share=share)
-        return Side(name, step, model, live, whole)
-
-    makers: dict[str, Callable[[], Side]] = {
-        CALLS: lambda: Side(CALLS, lambda m: rows_backward(m, batch.calls, 1, trained), model, calls, calls),
-        HISTORIES: lambda: Side(
-            HISTORIES, lambda m: rows_backward(m, batch.histories, 1, trained), model, histories, histories
-        ),
-        PADDED: lambda: Side(
-            PADDED, lambda m: rows_backward(m, batch.histories, size, trained), model, histories, area
-        ),
-        TRL: trl,
-        ART_ROWS: lambda: art(ART_ROWS, False),
-        ART_PACKED: lambda: art(ART_PACKED, True),
-        DENSE: lambda: Side(
-            DENSE, lambda m: ours.backward(m, [batch.tree], dense_tree_logprobs), model, unique, unique
-        ),
-        PATHS: lambda: Side(
-            PATHS,
-            lambda m: ours.backward(m, [batch.tree], functools.partial(ours.logprobs, backend="paths")),
-            model,
-            histories,
-            histories,
-        ),
-        OURS: lambda: Side(
-            OURS, lambda m: ours.backward(m, [batch.tree]), model, unique, ours.computed_tokens([batch.tree])
-        ),
+    by_paths = functools.partial(ours.logprobs, backend="paths")
+    plain: dict[str, tuple[Callable[[torch.nn.Module], None], int, int]] = {
+        CALLS: (lambda m: rows_backward(m, batch.calls, 1, trained), calls, calls),
+        HISTORIES: (lambda m: rows_backward(m, batch.histories, 1, trained), histories, histories),
+        PADDED: (lambda m: rows_backward(m, batch.histories, size, trained), histories, area),
+        DENSE: (lambda m: ours.backward(m, [batch.tree], dense_tree_logprobs), unique, unique),
+        PATHS: (lambda m: ours.backward(m, [batch.tree], by_paths), histories, histories),
+        OURS: (lambda m: ours.backward(m, [batch.tree]), unique, ours.computed_tokens([batch.tree])),
     }
+    peers = peer_makers(tokenizer, model, batch, size)
     sides = []
-    for name, make in makers.items():
+    for name in ORDER:
         if not wanted(name, skip):
             continue
         try:
-            sides.append(make())
+            run, its_model, tokens, whole = (
+                peers[name]() if name in peers else (plain[name][0], model, *plain[name][1:])
+            )
         except ImportError as error:
             print(f"left out: {name}, because {error}", flush=True)
+            continue
+        sides.append(Side(name, run, its_model, tokens, whole))
     return sides
+
+
+Made = tuple[Callable[[torch.nn.Module], None], PreTrainedModel, int, int]
+"""A side's pass, its model, and its tokens without and with padding."""
+
+
+def peer_makers(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int) -> dict[str, Callable[[], Made]]:
+    """Return how each peer's side is made; each raises ImportError if its library is missing."""
+
+    def trl() -> Made:
+        run, copied = trl_side(tokenizer, model, batch, size)
+        return run, copied, sum(len(row.ids) for row in batch.histories), padded_area(batch.histories, size)
+
+    def tree_row() -> Made:
+        run, copied, tokens = tree_row_side(model, batch, TREE_ROW_BUDGET)
+        return run, copied, tokens, tokens
+
+    def art(*, share: bool) -> Made:
+        run, live, whole = art_side(tokenizer, batch, share=share)
+        return run, model, live, whole
+
+    def areal() -> Made:
+        run, live, whole = areal_side(batch)
+        return run, model, live, whole
+
+    return {
+        TRL: trl, TREE_ROW: tree_row, ART_ROWS: functools.partial(art, share=False),
+        ART_PACKED: functools.partial(art, share=True), AREAL: areal,
+    }  # fmt: skip
 
 
 def measure(sides: list[Side], repeats: int, clock: Callable[[], float] = time.perf_counter) -> None:
