@@ -37,6 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dapo": {"loss": "dapo"},
     "KL": {"kl": 0.02},
     "dynamic sampling": {"dynamic_sampling": True},
+    "groups of 16": {"tasks_per_step": 4, "group_size": 16},
     "all weights": {"lora_rank": 0},
     JUDGED: {"reward": "ruler"},
 }

@@ -272,7 +272,7 @@ def test_runs_with_another_model_or_other_steps_have_folders_of_their_own():
     def name(*arguments):
         return recipes.folder_name("rate 1e-4", 0, recipes.parse(["words", *arguments]))
 
-    assert name() == name("--steps", "20", "--model", "smollm2-135m") == "words-rate-1e-4-0"
+    assert name() == name("--steps", "60", "--model", "smollm2-135m") == "words-rate-1e-4-0"
     others = [name(*it) for it in (["--steps", "5"], ["--model", "a/b"], ["--model", "a-b"], ["--model", "/a/b"])]
     assert len({name(), *others}) == 5
     assert not any("/" in it for it in others)

@@ -15,7 +15,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "words": ("reasoning-gym/word_sequence_reversal", {"min_words": 2, "max_words": 4}),
 }
 """The suite, and its options."""
-STEPS = {"tools": 40, "words": 20}
+STEPS = {"tools": 40, "words": 60}
 TEMPERATURES = (0.6, 0.0)
 """Of the evaluations: that of training, and greedy."""
 
@@ -48,7 +48,7 @@ def _share_solved(tasks: Tasks, answer: str) -> float:
 
 def main(
     suite: Annotated[str, typer.Argument(help=f"{' or '.join(SUITES)}.")] = "tools",
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: 40 for tools, 20 for words.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: 40 for tools, 60 for words.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
     run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
