@@ -70,7 +70,7 @@ def run(options: Namespace) -> None:
             style, micro[0] / called, *(1e6 * it / called for it in seconds), micro[1] / called, micro[0] / art.live,
             micro[1] / unique,
         ])  # fmt: skip
-        print(f"  {style}: {tokens[-1][1:]}", file=sys.stderr, flush=True)
+        print(f"measured {style}", file=sys.stderr, flush=True)
     print_tables(options, tokens, live, times)
 
 
