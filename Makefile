@@ -1,5 +1,5 @@
 # make demo         set up everything and train the email agent
-# make demo-real    train SmolLM2-135M on third-party tasks: 45 minutes
+# make demo-real    train SmolLM2-135M on third-party tasks: 50 minutes
 # make test         set up everything and run the quick tests; no GPU, no key
 # make test-all     everything that CI runs: test, test-system, test-engines, and a slice of test-long
 # make test-system  real processes, models and servers; test-engines: vLLM, Ray, Unsloth, Node, a browser; test-long: soaks, hours
