@@ -58,19 +58,26 @@ def rows_backward(model: torch.nn.Module, rows: Sequence[Row], size: int, traine
     for batch in micro_batches(rows, size):
         new = row_logprobs(model, [row.ids for row in batch])
         weights = padded([row.trained * row.advantage for row in batch], new.device, new.dtype)[:, 1:]
-        (-((new - new.detach()).exp() * weights).sum() / trained).backward()
+        objective(new, weights, trained).backward()
+
+
+def objective(new: Tensor, weights: Tensor, trained: int) -> Tensor:
+    """Return the mean over ``trained`` tokens of -weight * ratio, with a ratio of 1; ``new``, ``weights``: (targets, ...)."""
+    return -((new - new.detach()).exp() * weights.to(new.dtype)).sum() / trained
+
+
+def dense_logits(model: torch.nn.Module, ids: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+    """Return (tokens, vocabulary) for one row: ``ids``, ``positions``: (1, tokens); ``seen``: (tokens, tokens) bool."""
+    dtype = next(model.parameters()).dtype
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+    return model(input_ids=ids, position_ids=positions, attention_mask=mask[None, None], use_cache=False).logits[0]
 
 
 def dense_tree_logprobs(model: torch.nn.Module, tree: TokenTree) -> Tensor:
     """Return the logprobs of the trained targets by the naive tree: one row, a (tokens, tokens) mask and full logits."""
     device = next(model.parameters()).device
-    dtype = next(model.parameters()).dtype
-    mask = torch.zeros(tree.num_tokens, tree.num_tokens, dtype=dtype, device=device)
-    mask.masked_fill_(~_ancestors(tree).to(device), torch.finfo(dtype).min)
-    logits = model(
-        input_ids=_tensor(tree.tokens, device)[None], position_ids=_tensor(tree.depths, device)[None],
-        attention_mask=mask[None, None], use_cache=False,
-    ).logits[0]  # fmt: skip
+    ids, positions = _tensor(tree.tokens, device)[None], _tensor(tree.depths, device)[None]
+    logits = dense_logits(model, ids, positions, _ancestors(tree).to(device))
     trained = np.flatnonzero(tree.weights)
     sampled = _tensor(tree.tokens[tree.target_tokens[trained]], device)
     contexts = _tensor(tree.target_contexts[trained], device)

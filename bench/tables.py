@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
 
 
 def shown(value: object) -> str:
@@ -30,3 +33,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def wanted(name: str, skip: str) -> bool:
     """Return whether ``name`` contains none of the comma-separated words ``skip``; "padded" doesn't match "unpadded"."""
     return not any(word and re.search(rf"\b{re.escape(word)}\b", name) for word in skip.split(","))
+
+
+def unless_left_out(name: str, skip: str, make: Callable[..., Made], *arguments: Any) -> Made | None:
+    """Return what ``make`` makes of ``arguments``; None if ``name`` is not wanted or its library is missing, which is printed."""
+    if not wanted(name, skip):
+        return None
+    try:
+        return make(*arguments)
+    except ImportError as error:
+        print(f"left out: {name}, because {error}", flush=True)
+        return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.peers.batch import Batch, trie_size
-from bench.plain import Row, padded
+from bench.plain import Row, dense_logits, objective, padded
 
 BLOCK = 128
 """Rows are multiples of the block of AReaL's FlexAttention."""
@@ -63,8 +63,7 @@ def areal_side(batch: Batch) -> tuple[Callable[[torch.nn.Module], None], int, in
 
     def step(model: torch.nn.Module) -> None:
         for (trie, ids, positions), weight in zip(trees, weights, strict=True):
-            new = tree_logprobs(model, trie, ids, positions)
-            (-((new - new.detach()).exp() * weight.to(new.dtype)).sum() / batch.trained).backward()
+            objective(tree_logprobs(model, trie, ids, positions), weight, batch.trained).backward()
 
     return step, live, area
 
@@ -76,8 +75,7 @@ def tree_logprobs(model: torch.nn.Module, trie: Any, ids: Tensor, positions: Ten
 
     seen = build_attention_mask_from_trie(trie, ids.shape[1], ids.device)
     seen |= torch.eye(ids.shape[1], dtype=torch.bool)  # padding sees itself, so that no softmax is over nothing
-    mask = torch.zeros(seen.shape, dtype=model.dtype).masked_fill_(~seen, torch.finfo(model.dtype).min)
-    logits = model(input_ids=ids, position_ids=positions, attention_mask=mask[None, None], use_cache=False).logits[0]
+    logits = dense_logits(model, ids, positions, seen)
     with torch.compiler.set_stance("force_eager"):  # AReaL compiles this, for minutes on a CPU
         return gather_packed_tree_logprobs_entropy(logits, trie, ids)[0]
 

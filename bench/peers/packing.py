@@ -23,7 +23,7 @@ from bench import tree as ours
 from bench.peers import areal_side, art_side, tree_row
 from bench.peers.batch import history_rows, load_tokenizer, trie_size
 from bench.synthetic import ChatCall, TokenCall, chat_group, token_calls, trajectories_of
-from bench.tables import table, wanted
+from bench.tables import table, unless_left_out
 
 STYLES = ("text", "tools", "tools/sdk", "text+fork", "tools+fork", "tools+fork+subagent", "tools+fork+subagent/sdk")
 """``/sdk``: assistant messages are sent back as the OpenAI client's objects; this matters only for ART."""
@@ -53,14 +53,17 @@ def run(options: Namespace) -> None:
     styles = options.styles.split(",") if options.styles else STYLES
     for style in styles:
         groups = make_groups(tokenizer, style.split("/")[0], options.groups, options.group_size, options.max_turns)
-        art = measure_art(tokenizer, groups, options, sdk=style.endswith("/sdk"))
-        areal = measure_areal(groups, options)
+        calls = [call for group in groups.calls for call in group]
+        skip, sdk = options.skip, style.endswith("/sdk")
+        art = unless_left_out(ART_PACKED, skip, measure_art, tokenizer, groups, options, sdk) or ArtFigures()
+        row_tokens = unless_left_out(TREE_ROW, skip, tree_row_tokens, groups, options.row) or NAN
+        areal = unless_left_out(AREAL, skip, areal_side.count, calls, options.row) or (NAN, NAN)
         trees, seconds = measure_ours(groups, options.repeats)
-        unique = sum(trie_size(calls) for calls in groups.calls)
-        called = sum(len(row) for calls in groups.calls for row in calls)
+        unique = sum(trie_size(group) for group in groups.calls)
+        called = sum(map(len, calls))
         histories = sum(len(row.ids) for group in groups.runs for run in group for row in history_rows(run))
         computed = [
-            called, histories, measure_tree_row(groups, options), *art.areas, areal[1], ours.computed_tokens(trees),
+            called, histories, row_tokens, *art.areas, areal[1], ours.computed_tokens(trees),
             ours.packed_tokens(trees, options.row),
         ]  # fmt: skip
         tokens.append([style, unique, *(it / unique for it in computed)])
@@ -93,7 +96,10 @@ def print_tables(options: Namespace, tokens: list[list], live: list[list], times
     ]
     print(table(head, tokens))
     print(f"\nWithout padding\n\n{table(['style', ART_PACKED, AREAL], live)}")
-    print("\n## From stored calls to tensors (microseconds)\n")
+    print(
+        f"\n## Microseconds from stored calls to tensors\n\nBest of {options.repeats}. ART: tokenizing and packing what it "
+        "has in memory. Ours: run.sqlite from the disk cache (read), tree (build), torch tensors.\n"
+    )
     head = ["style", "ART / call token", "ours read", "ours build", "ours tensors", "ours / call token"]
     print(table([*head, "ART / its live token", "ours / unique token"], times), flush=True)
 
@@ -116,14 +122,9 @@ class ArtFigures:
     """Tokenizing and packing; the best of the repeats."""
 
 
-def measure_art(tokenizer: Any, groups: Groups, options: Namespace, *, sdk: bool) -> ArtFigures:
-    if not wanted(ART_PACKED, options.skip):
-        return ArtFigures()
-    try:
-        captured = art_side.capture(list(zip(groups.chats, groups.runs, groups.rewards, strict=True)), sdk=sdk)
-    except ImportError as error:
-        print(f"left out: ART, because {error}", flush=True)
-        return ArtFigures()
+def measure_art(tokenizer: Any, groups: Groups, options: Namespace, sdk: bool) -> ArtFigures:
+    """Measure ART. Raises ImportError without it."""
+    captured = art_side.capture(list(zip(groups.chats, groups.runs, groups.rewards, strict=True)), sdk=sdk)
     seconds = []
     for _ in range(options.repeats):
         gc.collect()
@@ -138,32 +139,14 @@ def measure_art(tokenizer: Any, groups: Groups, options: Namespace, *, sdk: bool
     return ArtFigures((rows, float(tensors["tokens"].numel())), live, min(seconds))
 
 
-def measure_tree_row(groups: Groups, options: Namespace) -> float:
-    """Return the tokens of TRL's rows; NaN without TRL. TRL pads no row."""
-    if not wanted(TREE_ROW, options.skip):
-        return NAN
-    try:
-        samples = [
-            sample
-            for number, group in enumerate(groups.runs)
-            for sample in tree_row.samples_of(group, [0.0] * len(group), number)
-        ]
-        return float(sum(len(row.tokens) for row in tree_row.tree_rows(samples, options.row)))
-    except ImportError as error:
-        print(f"left out: {TREE_ROW}, because {error}", flush=True)
-        return NAN
-
-
-def measure_areal(groups: Groups, options: Namespace) -> tuple[float, float]:
-    """Return the tokens of AReaL's trees without and with padding; NaN without AReaL."""
-    if not wanted(AREAL, options.skip):
-        return NAN, NAN
-    try:
-        live, area = areal_side.count([row for calls in groups.calls for row in calls], options.row)
-    except ImportError as error:
-        print(f"left out: {AREAL}, because {error}", flush=True)
-        return NAN, NAN
-    return float(live), float(area)
+def tree_row_tokens(groups: Groups, budget: int) -> int:
+    """Return the tokens of TRL's rows, which have no padding. Raises ImportError without TRL."""
+    samples = [
+        sample
+        for number, group in enumerate(groups.runs)
+        for sample in tree_row.samples_of(group, [0.0] * len(group), number)
+    ]
+    return sum(len(row.tokens) for row in tree_row.tree_rows(samples, budget))
 
 
 def measure_ours(groups: Groups, repeats: int) -> tuple[list[TokenTree], tuple[float, float, float]]:

@@ -24,7 +24,7 @@ from bench.peers.tree_row import tree_row_side
 from bench.peers.trl_side import trl_side
 from bench.plain import dense_tree_logprobs, padded_area, rows_backward
 from bench.shapes import random_model
-from bench.tables import table, wanted
+from bench.tables import table, unless_left_out
 
 CALLS = "each call alone, unpadded"
 HISTORIES = "full histories, unpadded"
@@ -37,7 +37,6 @@ AREAL = "AReaL, tree"
 DENSE = "naive tree, dense mask"
 PATHS = "ours, by paths"
 OURS = "ours"
-ORDER = (CALLS, HISTORIES, PADDED, TRL, TREE_ROW, ART_ROWS, ART_PACKED, AREAL, DENSE, PATHS, OURS)
 TREE_ROW_BUDGET = 40_960
 """TRL takes the server's longest context for it; that of ``random_model`` is this."""
 
@@ -82,61 +81,46 @@ def run(options: Namespace) -> None:
 
 def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int, skip: str) -> list[Side]:
     """Return the sides whose names contain none of the words ``skip``; peers that are not installed are left out."""
-    calls, histories = sum(len(row.ids) for row in batch.calls), sum(len(row.ids) for row in batch.histories)
-    area, trained = padded_area(batch.histories, size), batch.trained
-    unique = batch.tree.num_tokens
-    by_paths = functools.partial(ours.logprobs, backend="paths")
-    plain: dict[str, tuple[Callable[[torch.nn.Module], None], int, int]] = {
-        CALLS: (lambda m: rows_backward(m, batch.calls, 1, trained), calls, calls),
-        HISTORIES: (lambda m: rows_backward(m, batch.histories, 1, trained), histories, histories),
-        PADDED: (lambda m: rows_backward(m, batch.histories, size, trained), histories, area),
-        DENSE: (lambda m: ours.backward(m, [batch.tree], dense_tree_logprobs), unique, unique),
-        PATHS: (lambda m: ours.backward(m, [batch.tree], by_paths), histories, histories),
-        OURS: (lambda m: ours.backward(m, [batch.tree]), unique, ours.computed_tokens([batch.tree])),
-    }
-    peers = peer_makers(tokenizer, model, batch, size)
-    sides = []
-    for name in ORDER:
-        if not wanted(name, skip):
-            continue
-        try:
-            run, its_model, tokens, whole = (
-                peers[name]() if name in peers else (plain[name][0], model, *plain[name][1:])
-            )
-        except ImportError as error:
-            print(f"left out: {name}, because {error}", flush=True)
-            continue
-        sides.append(Side(name, run, its_model, tokens, whole))
-    return sides
+    makers = makers_of(tokenizer, model, batch, size)
+    made = {name: unless_left_out(name, skip, make) for name, make in makers.items()}
+    return [Side(name, *it) for name, it in made.items() if it is not None]
 
 
 Made = tuple[Callable[[torch.nn.Module], None], PreTrainedModel, int, int]
 """A side's pass, its model, and its tokens without and with padding."""
 
 
-def peer_makers(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int) -> dict[str, Callable[[], Made]]:
-    """Return how each peer's side is made; each raises ImportError if its library is missing."""
+def makers_of(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int) -> dict[str, Callable[[], Made]]:
+    """Return how each side is made, in the order of the table; a peer's raises ImportError if its library is missing."""
+    calls, histories = sum(len(row.ids) for row in batch.calls), sum(len(row.ids) for row in batch.histories)
+    area, trained = padded_area(batch.histories, size), batch.trained
+    unique = batch.tree.num_tokens
+    by_paths = functools.partial(ours.logprobs, backend="paths")
+
+    def shared(run: Callable[[torch.nn.Module], None], tokens: int, area: int) -> Made:
+        return run, model, tokens, area
 
     def trl() -> Made:
         run, copied = trl_side(tokenizer, model, batch, size)
-        return run, copied, sum(len(row.ids) for row in batch.histories), padded_area(batch.histories, size)
+        return run, copied, histories, area
 
     def tree_row() -> Made:
         run, copied, tokens = tree_row_side(model, batch, TREE_ROW_BUDGET)
         return run, copied, tokens, tokens
 
-    def art(*, share: bool) -> Made:
-        run, live, whole = art_side(tokenizer, batch, share=share)
-        return run, model, live, whole
-
-    def areal() -> Made:
-        run, live, whole = areal_side(batch)
-        return run, model, live, whole
-
     return {
-        TRL: trl, TREE_ROW: tree_row, ART_ROWS: functools.partial(art, share=False),
-        ART_PACKED: functools.partial(art, share=True), AREAL: areal,
-    }  # fmt: skip
+        CALLS: lambda: shared(lambda m: rows_backward(m, batch.calls, 1, trained), calls, calls),
+        HISTORIES: lambda: shared(lambda m: rows_backward(m, batch.histories, 1, trained), histories, histories),
+        PADDED: lambda: shared(lambda m: rows_backward(m, batch.histories, size, trained), histories, area),
+        TRL: trl,
+        TREE_ROW: tree_row,
+        ART_ROWS: lambda: shared(*art_side(tokenizer, batch, share=False)),
+        ART_PACKED: lambda: shared(*art_side(tokenizer, batch, share=True)),
+        AREAL: lambda: shared(*areal_side(batch)),
+        DENSE: lambda: shared(lambda m: ours.backward(m, [batch.tree], dense_tree_logprobs), unique, unique),
+        PATHS: lambda: shared(lambda m: ours.backward(m, [batch.tree], by_paths), histories, histories),
+        OURS: lambda: shared(lambda m: ours.backward(m, [batch.tree]), unique, ours.computed_tokens([batch.tree])),
+    }
 
 
 def measure(sides: list[Side], repeats: int, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.peers.batch import Batch
+from bench.plain import objective
 from bench.synthetic import TokenCall
 
 FORK_THRESHOLD = 1024
@@ -88,9 +89,7 @@ def tree_row_side(
 
     def step(model: torch.nn.Module) -> None:
         for row in inputs:
-            new = _logprobs(model, row)
-            weights = row["advantages"][0].to(new.dtype)
-            (-((new - new.detach()).exp() * weights).sum() / trained).backward()
+            objective(_logprobs(model, row), row["advantages"][0], trained).backward()
 
     return step, model, sum(len(row.tokens) for row in rows)
 

@@ -30,7 +30,7 @@ FUSED = "mamba2_split_conv1d_scan_combined"
 MAMBA = "mamba_selective_scan"
 OUT_OF_REACH = frozenset({"mamba", "falcon_mamba"})
 """Models that pass nothing on to their layers."""
-_checked: WeakSet[torch.nn.Module] = WeakSet()
+_hooked: WeakSet[torch.nn.Module] = WeakSet()
 _layer = threading.local()
 """``piece``: what the layer that this thread computes was passed as ``seq_idx``. Jamba's doesn't pass it on."""
 
@@ -46,13 +46,13 @@ def follow_trees(model: PreTrainedModel) -> bool:
     wrapped = {name for module in modules for name in _wrap(module)}
     expected = dict.fromkeys(wrapped - {FUSED}, layers)
     for module in (model, model.get_decoder()):
-        if wrapped and module not in _checked:
-            _checked.add(module)
+        if wrapped and module not in _hooked:
+            _hooked.add(module)
             module.register_forward_pre_hook(_begin, with_kwargs=True)
             module.register_forward_hook(functools.partial(_check, expected), with_kwargs=True)
     for layer in model.get_decoder().modules() if MAMBA in wrapped else ():
-        if isinstance(layer, GradientCheckpointingLayer) and layer not in _checked:
-            _checked.add(layer)
+        if isinstance(layer, GradientCheckpointingLayer) and layer not in _hooked:
+            _hooked.add(layer)
             layer.register_forward_pre_hook(_enter, with_kwargs=True)
             layer.register_forward_hook(_leave, always_call=True)
     return bool(wrapped)
