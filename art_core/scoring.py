@@ -18,6 +18,7 @@ import numpy as np
 from art_core.errors import ArtError, ConfigError, RewardError
 from art_core.redaction import without_keys
 from art_core.runtime.deadlines import TooLate, interrupted, within
+from art_core.runtime.threads import is_cancelled
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 ADVANTAGES = ("mean_std", "mean", "leave_one_out", "branch")
@@ -262,7 +263,9 @@ async def _score_each(group: Group, reward: Reward) -> list[float | Unscorable]:
                 value = await value
         except ConfigError:
             raise  # about the set-up, not about this rollout
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's function
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to the user's function
+            if is_cancelled(error):
+                raise
             hint = "; fix the reward function (a failed rollout has output None and its reason in trajectory.error)"
             return Unscorable(_raised(reward, error), f"{_describe(trajectory)}{hint}", error)
         return _returned(value, reward, trajectory)
@@ -284,7 +287,9 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
         raise Unscorable(str(error), task) from error
     except ArtError:
         raise
-    except (Exception, SystemExit) as error:  # the boundary to the judge
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to the judge
+        if is_cancelled(error):
+            raise
         raise Unscorable(_raised(reward, error), task) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise Unscorable(
@@ -319,7 +324,10 @@ def _returned(value: Any, reward: Reward | GroupReward, trajectory: Trajectory) 
 
 
 def _finite(value: Any) -> float | None:
-    number = float(value) if isinstance(value, Real | np.bool_) else math.nan
+    try:
+        number = float(value) if isinstance(value, Real | np.bool_) else math.nan
+    except OverflowError:  # an int beyond every float
+        return None
     return number if math.isfinite(number) else None
 
 

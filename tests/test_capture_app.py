@@ -2,6 +2,7 @@
 
 import json
 import logging
+from concurrent.futures import Future
 
 import pytest
 from asgi import Asked, answered, asked_of, said
@@ -296,6 +297,22 @@ async def test_an_answer_that_cannot_be_stored_is_recorded_as_aborted_in_case_it
     asked = await answered(app, asked_of("r1", chat("hi", stream=stream)))
     assert "disk full" in asked.text and "[DONE]" not in asked.text
     assert [call.finish_reason for call in recorder.of("r1")] == ["stop", "aborted"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_whose_client_leaves_before_it_is_stored_is_recorded_as_aborted(stream):
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = asked_of("r1", chat("hi", stream=stream))
+
+    def saved():
+        asked.leave.set()
+        return Future()  # the disk takes longer than the client waits
+
+    recorder.saved = saved
+    await answered(app, asked)
+    assert [call.finish_reason for call in recorder.of("r1")] == ["stop", "aborted"]
+    assert len({call.request_id for call in recorder.of("r1")}) == 1, "the second replaces the first"
 
 
 async def test_events_that_arrive_together_are_sent_together():

@@ -123,6 +123,21 @@ async def test_what_a_reward_has_scored_is_read_with_its_scores_and_another_rewa
     assert [t.reward for g in groups for t in g.trajectories] == [None] * 4
 
 
+async def test_what_another_reward_said_of_single_calls_is_forgotten_if_a_group_is_scored_anew(tmp_path):
+    def of_calls(trajectory):
+        trajectory.call_rewards[0] = 1.0
+        return 0.0
+
+    async with art.open_run(tmp_path, engine=engine()) as run:
+        await run.score(await run.collect(Talk(), TASKS, group_size=2, key="k"), of_calls)
+    async with art.open_run(tmp_path, engine=engine()) as run:
+        groups = await run.collect(Talk(), TASKS, group_size=2, key="k", scored_by="other")
+        groups = await run.score(groups, lambda trajectory: 0.0)
+        stored = [run.store.trajectory(t.rollout_id) for group in groups for t in group.trajectories]
+    made = [t for group in groups for t in group.trajectories]
+    assert [[call.reward for call in t.calls] for t in made + stored] == [[None] * 3] * 8
+
+
 class UpstreamError(Exception):
     """An agent's own error, under the name of one that says that a run was not recorded."""
 

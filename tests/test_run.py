@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from art_core.loop.display import Display
 from art_core.loop.metrics import wilson_interval
 from art_core.loop.report import Report
 from art_core.store import Store
-from art_core.store.run_folder import claimed, is_claimed
+from art_core.store.run_folder import claimed, is_claimed, new_run_dir
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
 
@@ -265,6 +266,21 @@ async def test_two_processes_do_not_write_one_run_folder(tmp_path):
         with pytest.raises(ConfigError, match="is open here or in another process"):
             async with run_of(tmp_path):
                 pass
+
+
+async def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("art_core.store.run_folder.time.strftime", lambda _: "20260101-000000")
+    folders = [new_run_dir("tiny") for _ in range(3)]
+    assert [it.name for it in folders] == [f"20260101-000000-tiny{end}" for end in ("", "-2", "-3")]
+    with claimed(folders[0]) as new:
+        assert new and new_run_dir("tiny").name.endswith("-4"), "a folder is taken once it has been named"
+
+
+async def test_a_run_folder_may_be_given_from_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with run_of(Path("~")) as run:
+        assert run.run_dir == tmp_path / "run" and (tmp_path / "run" / "run.sqlite").is_file()
 
 
 async def test_whoever_asks_whether_a_run_is_under_way_does_not_keep_it_from_starting(tmp_path, monkeypatch):

@@ -180,6 +180,20 @@ def test_a_reward_that_calls_exit_is_named_and_does_not_end_the_event_loop(toget
         asyncio.run(score(make_group(None), reward))
 
 
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_reward_of_which_something_is_cancelled_is_named_and_cancels_nothing_else(together):
+    async def reward(trajectory):
+        raise asyncio.CancelledError
+
+    with pytest.raises(RewardError, match="raised CancelledError"):
+        await score(make_group(None), Judge(asyncio.CancelledError()) if together else reward)
+
+
+async def test_a_reward_beyond_every_float_is_no_number():
+    with pytest.raises(RewardError, match="return a finite int, float or bool"):
+        await score(make_group(None), lambda trajectory: 10**400)
+
+
 async def test_a_judge_that_fails_is_named():
     with pytest.raises(RewardError, match="Judge raised OSError: no network"):
         await score(make_group(None), Judge(OSError("no network")))

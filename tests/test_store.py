@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -236,6 +237,28 @@ def test_a_retry_replaces_its_predecessor_even_when_that_was_forgotten(tmp_path,
     store.close()
 
 
+def test_sub_agents_that_take_turns_share_their_prompts_even_if_the_rollout_was_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(recent, "ROLLOUTS_REMEMBERED", 1)
+    with Store(tmp_path / "run.sqlite") as store:
+        for turn in range(6):
+            for rollout in "rs":
+                for agent in range(4):
+                    store.record(rollout, call((agent, *range(100 * (turn + 1))), (7,)))
+        assert len(store.calls("r")) == 24
+    with sqlite3.connect(tmp_path / "run.sqlite") as db:
+        [stored] = db.execute("SELECT sum(length(suffix)) / 4 FROM calls").fetchone()
+    db.close()
+    assert stored < 2 * 4 * (600 + 6 + 100), "each prompt is stored once, not once per turn"
+
+
+def test_calls_share_the_integers_of_a_common_start(store):
+    first = call(tuple(range(1000, 2000)), (3000,))
+    store.record("r", first)
+    store.record("r", call((*first.prompt_ids, *first.sampled_ids, 4000), (5000,)))
+    before, after = store.calls("r")
+    assert all(map(operator.is_, before.prompt_ids + before.sampled_ids, after.prompt_ids))
+
+
 def test_who_cannot_know_when_a_rollout_ends_says_it_after_every_call(store):
     store.add_rollout("r", task="t")
     assert store.has_rollout("r") and not store.has_rollout("s")
@@ -348,5 +371,9 @@ def test_calls_are_rewarded_after_they_were_recorded(store):
     store.record("r1", call(request_id="a"))  # takes the place of the one before
     store.record("r1", call(request_id="b", reward=0.25))
     store.record("r1", call(request_id="c"))
-    store.add_scores(["r1"], [1.0], call_rewards=[[np.float32(0.5), None, 0.75]])
-    assert [c.reward for c in store.calls("r1")] == [0.5, 0.25, 0.75]
+    a, b, c = store.calls("r1")
+    a, c = dataclasses.replace(a, reward=np.float32(0.5)), dataclasses.replace(c, reward=0.75)
+    store.add_scores(["r1"], [1.0], calls=[[a, b, c]])
+    assert [call.reward for call in store.calls("r1")] == [0.5, 0.25, 0.75]
+    store.add_scores(["r1"], [1.0], calls=[[dataclasses.replace(b, reward=None), dataclasses.replace(c, reward=0.0)]])
+    assert [call.reward for call in store.calls("r1")] == [0.5, None, 0.0], "whatever their place in the list"

@@ -50,7 +50,7 @@ def test_a_second_opinion_never_becomes_the_score(store):
     (rollout,) = store.rollouts()
     assert (rollout.reward, rollout.notes, rollout.advantage) == (0.0, {"judge": "b"}, -1.0)
     with pytest.raises(ValueError, match="cannot reward calls"):
-        store.add_scores(["r"], [1.0], call_rewards=[[1.0]], aside=True)
+        store.add_scores(["r"], [1.0], calls=[[]], aside=True)
 
 
 @pytest.mark.system

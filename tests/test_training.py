@@ -149,6 +149,51 @@ def test_an_agent_that_calls_exit_ends_its_own_run_only(tmp_path, blocking):
     assert result.report["steps"] == 1 and errors == [""] * 4 + ["SystemExit: usage: tool FILE"] * 4
 
 
+async def _cancelled():
+    inner = asyncio.ensure_future(asyncio.sleep(60))
+    inner.cancel()
+    await inner
+
+
+class Odd:
+    """An output of which nothing can be said."""
+
+    def __repr__(self):
+        raise RuntimeError("closed")
+
+    model_dump = __repr__
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_whatever_an_agent_raises_fails_its_own_rollout_only(tmp_path, blocking):
+    async def agent(task_input, address):
+        answer = await ScriptedAgent()(task_input, address)
+        if task_input == "cancels":
+            await _cancelled()
+        if task_input == "finds nothing":
+            next(word for word in () if word)
+        return {} if task_input == "no answer" else {"answer": Odd() if task_input == "odd" else answer}
+
+    def sync_agent(task_input, address):
+        answer = asyncio.run(ScriptedAgent()(task_input, address))
+        if task_input == "finds nothing":
+            next(word for word in () if word)
+        return asyncio.run(agent(task_input, address)) if task_input != "fine" else {"answer": answer}
+
+    tasks = ["fine", "cancels", "finds nothing", "no answer", "odd"]
+    given = settings(tmp_path, steps=1, tasks_per_step=5, group_size=2, to_output=lambda output: output["answer"])
+    result = art.train_sync(
+        sync_agent if blocking else agent, tasks, **{**given, "reward": lambda t: float(t.error is None)}
+    )
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        errors = {it.task: it.error for it in store.trajectories()}
+        outputs = {it.task: it.output for it in store.trajectories()}
+    assert result.report["steps"] == 1
+    assert errors["fine"] is errors["odd"] is None and outputs["odd"] == "<Odd>"
+    assert errors["cancels"].startswith("CancelledError") and errors["no answer"] == "KeyError: 'answer'"
+    assert errors["finds nothing"].startswith("RuntimeError") and "StopIteration" in errors["finds nothing"]
+
+
 @pytest.mark.system
 async def test_a_run_that_takes_too_long_is_data(tmp_path):
     async def agent(task_input, address):

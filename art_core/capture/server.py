@@ -349,7 +349,7 @@ class CaptureApp:
         self._record(call)
         try:
             await asyncio.wrap_future(self.recorder.saved())
-        except StoreError:
+        except (StoreError, asyncio.CancelledError):
             self._record(call, aborted=True)  # replaces the answer, which the client never gets
             raise
 

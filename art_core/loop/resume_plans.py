@@ -67,8 +67,13 @@ def _resume_plan(store: Store, group_id: str, task: Any, size: int, scored_by: s
     # A rollout without answers costs nothing to repeat, and its agent may have been fixed. An output that JSON cannot hold is
     # made again from the recorded answers: a reward may look at it.
     ended = [attempt for attempt in attempts if _has_ended(attempt) and attempt.answers and attempt.exact][:size]
-    finished = [replace(read(attempt), reward=None, metrics={}, notes={}) for attempt in ended]
+    finished = [_without_scores(read(attempt)) for attempt in ended]
     return ResumePlan(group_id, finished, _resumable(attempts, {attempt.rollout_id for attempt in ended}))
+
+
+def _without_scores(trajectory: Trajectory) -> Trajectory:
+    calls = tuple(replace(call, reward=None) for call in trajectory.calls)
+    return replace(trajectory, reward=None, metrics={}, notes={}, calls=calls)
 
 
 def _has_ended(attempt: Attempt) -> bool:

@@ -250,6 +250,6 @@ def keep_scores(store: Store, by: str, advantage: str, group: Group) -> Group:
         notes=[t.notes for t in trajectories],
         advantages=group.advantages,
         by=by,
-        call_rewards=[[call.reward for call in t.calls] for t in trajectories],
+        calls=[t.calls for t in trajectories],
     )
     return group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
@@ -14,6 +15,7 @@ from art_core.loop.rollout import Rollout
 from art_core.loop.watchdog import FREE_WORKER, Watchdog
 from art_core.runtime.deadlines import TooLate, within
 from art_core.runtime.gathering import gather_limited
+from art_core.runtime.threads import is_cancelled
 from art_core.types import Group, RunAgent, Trajectory
 
 MAX_LOST_MACHINES = 5
@@ -71,6 +73,8 @@ class RolloutBatch:
                 try:
                     call = _call(self.agent, agent_input, rollout)
                     output = await within(call, self.timeout, f"rollout {rollout.rollout_id}")
+                    if rollout.error is None:
+                        rollout.output = self.to_output(output) if self.to_output else output
                 except TooLate:
                     rollout.error = f"TimeoutError: not done after {self.timeout:g} seconds"
                 except CaptureError:
@@ -81,13 +85,12 @@ class RolloutBatch:
                     rollout.error = f"MachinesLost: {MAX_LOST_MACHINES} machines were lost with it; the last: {error}"
                 except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
                     rollout.fail(error)
-                else:
-                    if rollout.error is None:
-                        rollout.output = self.to_output(output) if self.to_output else output
 
 
 async def _call(agent: RunAgent, agent_input: Any, rollout: Rollout) -> Any:
     try:
         return await agent(agent_input, rollout.address)
-    except SystemExit as error:  # caught inside the task: outside, it would end the event loop and all other rollouts
-        rollout.fail(error)
+    except (SystemExit, asyncio.CancelledError) as error:
+        if is_cancelled(error):
+            raise
+        rollout.fail(error)  # inside the task: outside, it would end the event loop and all other rollouts

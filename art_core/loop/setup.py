@@ -34,7 +34,7 @@ class Setup:
         executor: str | object | None = None,
         plugins: Plugins | None = None,
     ) -> None:
-        self.run_dir = Path(run_dir) if run_dir else new_run_dir(config.model)
+        self.run_dir = Path(run_dir).expanduser() if run_dir else new_run_dir(config.model)
         if not isinstance(plugins, Plugins | None):
             raise ConfigError(
                 f"plugins= takes Plugins(module, ...) of art_core.plugin_api, got {type(plugins).__name__}"

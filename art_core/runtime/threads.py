@@ -84,6 +84,12 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         executor.shutdown(wait=False)
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Return whether ``error`` cancels the current task; the CancelledError of something that it awaited is a failure."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 def running_future() -> Future[Any]:
     """Return a future that its waiter can't cancel, so that it can always be set."""
     future: Future[Any] = Future()
@@ -98,6 +104,9 @@ def daemon_future(name: str, function: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(function())
+        except StopIteration as error:  # early releases of Python 3.11 and 3.12 would let its waiter wait forever
+            failure = RuntimeError("StopIteration was raised: a next() found nothing")
+            future.set_exception(failure.with_traceback(error.__traceback__))
         except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
             future.set_exception(error)
 

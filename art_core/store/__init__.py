@@ -123,16 +123,16 @@ class Store:
         notes: Sequence[Mapping[str, str]] | None = None,
         advantages: Sequence[float] | None = None,
         by: str | None = None,
-        call_rewards: Sequence[Sequence[float | None]] = (),
+        calls: Sequence[Sequence[Call]] = (),
         aside: bool = False,
     ) -> None:
         """Add one score per rollout, in the same order, all or none. Older scores stay; the newest that is not ``aside`` counts.
 
-        ``call_rewards``: per rollout one reward per call, as ``calls`` returns them; None leaves a call's unchanged.
+        ``calls``: per rollout the calls whose ``reward`` is stored, None too.
         ``aside`` marks second opinions, which only ``scores`` shows; they reward no calls (ValueError).
         """
-        if aside and call_rewards:
-            raise ValueError("a score set aside changes no rollout, so it cannot reward calls: pass no call_rewards")
+        if aside and calls:
+            raise ValueError("a score set aside changes no rollout, so it cannot reward calls: pass no calls")
         now, empty = time.time(), [{}] * len(rollout_ids)
         columns = (rollout_ids, rewards, metrics or empty, notes or empty, advantages or [None] * len(rollout_ids))
         scores = [
@@ -148,7 +148,7 @@ class Store:
             }
             for rollout_id, reward, metric_values, texts, advantage in zip(*columns, strict=True)
         ]
-        rewarded = list(zip(rollout_ids, call_rewards, strict=True)) if call_rewards else []
+        rewarded = list(zip(rollout_ids, calls, strict=True)) if calls else []
 
         def write(db: sqlite3.Connection) -> None:
             for score in scores:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from art_core.store.digest import call_digest, chain_digest, parts_of
-from art_core.store.recent import Recent, References, RolloutTail, WrittenCall
+from art_core.store.recent import CANDIDATES, Recent, References, RolloutTail, WrittenCall
 from art_core.store.schema import DAMAGED
 from art_core.store.values import (
     floats_from_bytes,
@@ -135,22 +135,24 @@ def _row_id(db: sqlite3.Connection, added: sqlite3.Cursor, query: str, key: tupl
 
 def _read_tail(db: sqlite3.Connection, rollout_id: str) -> RolloutTail:
     """Read what the next call needs of a rollout that is new, was written by another process, or has been forgotten."""
-    line = RolloutTail()
-    query = "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1"
-    for seq, digest in db.execute(query, (rollout_id,)):
+    line, reader = RolloutTail(), CallReader(db, rollout_id)
+    query = "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT ?"
+    for seq, digest in db.execute(query, (rollout_id, CANDIDATES)).fetchall():
+        if line.digest is None:
+            line.digest = digest if isinstance(digest, bytes) else b""
         # The audit reports what is damaged; the chain then restarts here, and the call is stored whole.
-        line.digest = digest if isinstance(digest, bytes) else b""
         with suppress(*DAMAGED):
-            tokens = np.frombuffer(CallReader(db, rollout_id).tokens_of(seq), dtype=np.int32)
-            line.calls.append(WrittenCall(seq, tokens))
+            tokens = np.array(reader.tokens_of(seq), dtype=np.int32)
+            if all(later.shared(tokens) < len(tokens) for later in line.calls):  # the later one begins with all of it
+                line.calls.insert(0, WrittenCall(seq, tokens))
     return line
 
 
-def reward_calls(db: sqlite3.Connection, rollout_id: str, rewards: Sequence[float | None]) -> None:
-    """Set the rewards of a rollout's calls, in the order of ``CallReader.calls``; None leaves one unchanged."""
-    rows = db.execute("SELECT seq FROM calls WHERE rollout_id = ? AND replaced = 0 ORDER BY seq", (rollout_id,))
-    changed = [(float(reward), seq) for (seq,), reward in zip(rows, rewards, strict=False) if reward is not None]
-    db.executemany("UPDATE calls SET reward = ? WHERE seq = ?", changed)
+def reward_calls(db: sqlite3.Connection, rollout_id: str, calls: Sequence[Call]) -> None:
+    """Store the rewards of some of a rollout's calls, None too."""
+    which = "rollout_id = ? AND request_id = ? AND choice = ? AND replaced = 0"
+    rewards = ((None if c.reward is None else float(c.reward), rollout_id, c.request_id, c.choice) for c in calls)
+    db.executemany(f"UPDATE calls SET reward = ? WHERE {which}", rewards)
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ class CallReader:
         self._db = db
         self._rollout_id = rollout_id
         self._request_ids = request_ids
-        self._tokens: dict[int, bytes] = {}
-        """By call: its prompt and sampled ids, int32."""
+        self._tokens: dict[int, tuple[int, ...]] = {}
+        """By call: its prompt and sampled ids. Calls share the integers of a common start."""
         self._blobs: dict[int, Any] = {}
         self._messages: dict[int, tuple[int, Any]] = {}
         """By id: the message before it (0: none) and its content."""
@@ -206,14 +208,14 @@ class CallReader:
         messages, tools, settings, response, usage = row[15:20]
         version, agent, thread, request_id, choice, reward, temperature, finish_reason = plain
         try:
-            prompt = self._prompt(parent, shared, suffix, seq)
+            prompt, sampled = self._prompt(parent, shared, suffix, seq), ids_from_bytes(sampled)
             self._tokens[seq] = prompt + sampled
-            count, positions = len(sampled) // 4, ids_from_bytes(forced)
+            count, positions = len(sampled), ids_from_bytes(forced)
             if any(not 0 <= position < count for position in positions):
                 raise ValueError(f"it has {count} sampled tokens and forced ones at {positions}")
             return Call(
-                prompt_ids=ids_from_bytes(prompt),
-                sampled_ids=ids_from_bytes(sampled),
+                prompt_ids=prompt,
+                sampled_ids=sampled,
                 logprobs=floats_from_bytes(logprobs, count),
                 policy_version=version,
                 agent=agent,
@@ -258,17 +260,17 @@ class CallReader:
             self._blobs[id] = from_json(content)
         return self._blobs[id]
 
-    def _prompt(self, parent: int | None, shared: int, suffix: bytes, seq: int) -> bytes:
+    def _prompt(self, parent: int | None, shared: int, suffix: bytes, seq: int) -> tuple[int, ...]:
         """Return the prompt ids of call ``seq``. Raises ValueError if it cannot start with its parent's tokens."""
         if parent is None:
-            return suffix
-        start = self.tokens_of(parent)[: 4 * shared] if 0 < parent < seq else b""
-        if not 0 < 4 * shared == len(start):
-            raise ValueError(f"the first {shared} tokens should be of call {parent}, which has {len(start) // 4}")
-        return start + suffix
+            return ids_from_bytes(suffix)
+        start = self.tokens_of(parent)[:shared] if 0 < parent < seq else ()
+        if not 0 < shared == len(start):
+            raise ValueError(f"the first {shared} tokens should be of call {parent}, which has {len(start)}")
+        return start + ids_from_bytes(suffix)
 
-    def tokens_of(self, seq: int) -> bytes:
-        """Return prompt and sampled ids of a call, which may belong to another rollout, as int32."""
+    def tokens_of(self, seq: int) -> tuple[int, ...]:
+        """Return prompt and sampled ids of a call, which may belong to another rollout."""
         unread: list[tuple] = []
         ancestor: int | None = seq
         while ancestor is not None and ancestor not in self._tokens:
@@ -279,5 +281,5 @@ class CallReader:
             unread.append(row)
             ancestor = row[0]
         for parent, shared, suffix, ancestor, sampled in reversed(unread):
-            self._tokens[ancestor] = self._prompt(parent, shared, suffix, ancestor) + sampled
+            self._tokens[ancestor] = self._prompt(parent, shared, suffix, ancestor) + ids_from_bytes(sampled)
         return self._tokens[seq]

@@ -10,7 +10,7 @@ import numpy as np
 
 CANDIDATES = 8
 """Calls of a rollout that are tried as parents: enough for a few sub-agents taking turns."""
-TOKENS_REMEMBERED = 2_000_000
+TOKENS_REMEMBERED = 20_000_000
 """Limit over all rollouts of the tokens of possible parents; 4 bytes each."""
 ROLLOUTS_REMEMBERED = 4096
 REFERENCES_REMEMBERED = 10_000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -48,11 +50,8 @@ def claimed(run_dir: Path) -> Iterator[bool]:
             f"as run_dir={str(run_dir / 'my-run')!r}"
         )
     try:
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        new = False
-        with suppress(FileExistsError):
-            run_dir.mkdir()
-            new = True
+        run_dir.mkdir(parents=True, exist_ok=True)
+        new = not any(run_dir.iterdir())
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
@@ -128,13 +127,20 @@ def bring_to_disk(path: Path) -> None:
 
 
 def new_run_dir(model: str) -> Path:
-    """Return a run folder under ``runs/`` that does not exist yet."""
+    """Make a run folder under ``runs/``, which no other process gets; if it stays empty, it is removed at exit."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(model).name}"
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
+    for number in itertools.count(1):
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    atexit.register(_remove_empty, folder.absolute())
     return folder
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def store_file(run_dir: str | Path) -> Path:

@@ -24,7 +24,14 @@ def _form(value: Any) -> object:
         return dict(value)
     if isinstance(value, Set):
         return list(value)
-    return repr(value)
+    return _repr(value)
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - the boundary to the value's own method
+        return f"<{type(value).__name__}>"
 
 
 _ENCODER = json.JSONEncoder(default=_form, ensure_ascii=False, separators=(",", ":"))
@@ -34,9 +41,8 @@ def to_json(value: object) -> bytes:
     """Return ``value`` as JSON. Objects become their fields (dataclasses, pydantic), else their repr."""
     try:
         text = _ENCODER.encode(value)
-    except (TypeError, ValueError, RecursionError):
-        # Keys that JSON cannot have, or a value that contains itself.
-        text = _ENCODER.encode(repr(value))
+    except Exception:  # noqa: BLE001 - keys that JSON cannot have, a value that contains itself, or a method of it that raises
+        text = _ENCODER.encode(_repr(value))
     return text.encode("utf-8", "surrogatepass")
 
 

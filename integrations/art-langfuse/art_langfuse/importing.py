@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,9 +221,9 @@ def _score(store: Store, rollout_id: str, run: _Run, scores: Sequence[Any], rewa
     reward = metrics.pop("reward", None) if chosen == "reward" else metrics.get(chosen)
     if scores:
         joined = {name: "\n".join(texts) for name, texts in notes.items()}
-        call_rewards = [of_calls] if any(value is not None for value in of_calls) else ()
+        rewarded = [replace(call, reward=reward) for call, reward in zip(run.calls, of_calls, strict=True)]
         by = f"langfuse/{chosen}"
-        store.add_scores([rollout_id], [reward], metrics=[metrics], notes=[joined], by=by, call_rewards=call_rewards)
+        store.add_scores([rollout_id], [reward], metrics=[metrics], notes=[joined], by=by, calls=[rewarded])
     return reward is not None
 
 
