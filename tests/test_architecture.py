@@ -1,6 +1,7 @@
 """The direction of imports is the architecture, so it is tested; so is its size."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -50,9 +51,15 @@ HEAVY = {
 }
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path, *, at_the_top=False):
-    """Yield every imported dotted name, or those of imports at the top of the module; never those for type checkers alone."""
-    tree = ast.parse(path.read_text())
+    """Return every imported dotted name, or those of imports at the top of the module; never those for type checkers alone."""
+    tree, names = tree_of(path), []
     guarded = {
         inner
         for node in ast.walk(tree)
@@ -63,10 +70,11 @@ def imports_of(path, *, at_the_top=False):
         if node in guarded:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             origin = "." * node.level + (node.module or "")
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+            names += [f"{origin}.{alias.name}" for alias in node.names]
+    return names
 
 
 def module_of(path):
@@ -99,7 +107,7 @@ def of_the_core(folder):
     """Yield what the code in a folder imports from the core, as dotted names below ``art_core``, and the file."""
     for path in folder.rglob("*.py"):
         if not {".venv", "tests"} & set(path.parts):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "art_core":
                     yield from (
                         ((node.module + "." + alias.name).removeprefix("art_core."), path) for alias in node.names
@@ -156,7 +164,7 @@ def test_only_a_learner_with_an_adapter_imports_peft():
         CORE / "learner" / it for it in ("adapters.py", "unsloth_learner.py")
     }
     for path in files | {CORE / "learner" / "pretrained.py"}:
-        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        top = [node for node in tree_of(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert "peft" not in " ".join(map(ast.unparse, top)), f"{path.name} imports PEFT for every learner"
 
 
@@ -167,8 +175,7 @@ def test_losses_and_types_name_torch_for_type_checkers_only():
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CORE)))
 def test_files_and_functions_stay_short_and_say_their_job(path):
-    text = path.read_text()
-    tree = ast.parse(text)
+    text, tree = path.read_text(), tree_of(path)
     assert len(text.splitlines()) <= 400
     if text.strip():
         assert ast.get_docstring(tree), f"{path.name} does not say its job"
@@ -209,7 +216,7 @@ def test_the_core_names_no_distribution():
     strings = {
         (path.name, node.value)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert [(file, name) for file, text in strings for name in names if re.search(rf"\b{name}\b", text)] == []
