@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+import art_core as art
+from art_core import hookimpl
 from art_core.config import make_config
 from art_core.loop.setup import Setup
+from art_core.plugins import Plugins
+from art_core.testing import CountingLearner, FakeEngine
 
 
 def model_of(parameters, folder):
@@ -34,3 +38,17 @@ def test_the_size_of_a_hub_model_is_that_in_the_cache(tmp_path, monkeypatch):
 def test_a_model_of_unknown_size_is_sampled_at_1(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert Setup(tmp_path / "run", make_config({}, model="some/model-that-no-hub-has")).config.temperature == 1.0
+
+
+class Counting:
+    @hookimpl
+    def register_learners(self, register):
+        register("counting", lambda model_folder, config, loss: CountingLearner())
+
+
+@pytest.mark.parametrize(("passed", "falls"), [({}, 0), ({"steps": 40}, 10), ({"decay_steps": 5}, 5)])
+async def test_the_learning_rate_falls_at_the_end_only_if_the_end_is_known(tmp_path, passed, falls):
+    model = model_of(135_000_000, tmp_path)
+    parts = {"engine": FakeEngine(), "learner": "counting", "plugins": Plugins(Counting())}
+    async with art.open_run(tmp_path / "run", model=model, **parts, **passed) as run:
+        assert run.config.decay_steps == falls

@@ -31,7 +31,10 @@ def open_run(
     folder that was started with another loss or other training settings is refused, unless ``allow_changes``.
     """
     parts = {name: settings.pop(name) for name in PARTS if name in settings}
-    setup = Setup(run_dir, make_config(settings, model=model), **parts)
+    config = make_config(settings, model=model)
+    if "steps" not in settings and config.decay_steps is None and isinstance(parts.get("learner", ""), str):
+        config = replace(config, decay_steps=0)  # nobody knows where the end is
+    setup = Setup(run_dir, config, **parts)
     setup.expected = resume_checks.ExpectedExperiment(names=(*settings, *parts))
     return opened(setup)
 
