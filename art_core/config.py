@@ -94,6 +94,7 @@ class TrainConfig:
     """Last steps over which the learning rate falls linearly, to 1 / (decay_steps + 1) of its peak at the last one. None: 10 for
     a pretrained model of less than 1B parameters, else 0."""
     max_grad_norm: float = at_least(0, 1.0)
+    """Longer gradients are cut to this norm; 0: none are."""
     max_tokens_per_pass: int | None = at_least(1, None)
     """Tokens whose activations the learner keeps at a time. Trees are packed up to this size; a larger tree is computed in
     pieces, twice, or as a whole if the model can't be computed in pieces. None: about what a quarter of the memory holds."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from small_learner import live, make_learner, make_trees, save_model
 from tree_cases import make_model
 
+from art_core.config import parameter_count
 from art_core.errors import StoreError
 
 
@@ -46,6 +48,32 @@ def test_a_saved_folder_is_a_model_folder(model_folder, tmp_path):
     assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == "{}"
     again = make_learner(tmp_path / "checkpoint")
     assert all(torch.equal(live(again)[name], tensor) for name, tensor in live(learner).items())
+    assert parameter_count(str(tmp_path / "checkpoint")) == parameter_count(str(model_folder))
+    again.save(tmp_path / "next")
+    assert not (tmp_path / "next" / "optimizer.safetensors").exists()
+
+
+def test_an_optimizer_under_its_earlier_name_is_read(model_folder, tmp_path):
+    learner = make_learner(model_folder)
+    learner.step(make_trees(learner))
+    learner.save(folder := tmp_path / "checkpoint")
+    (folder / "optimizer.state").rename(folder / "optimizer.safetensors")
+    manifest = (folder / "learner.json").read_text()
+    (folder / "learner.json").write_text(manifest.replace("optimizer.state", "optimizer.safetensors"))
+    other = make_learner(model_folder)
+    other.restore(folder)
+    for each in (learner, other):
+        each.step(make_trees(each))
+    assert all(torch.equal(live(other)[name], tensor) for name, tensor in live(learner).items())
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.9, "top_p": 0.6}, {"do_sample": False, "temperature": 0.6}])
+def test_a_model_whose_sampling_values_lack_do_sample_is_saved(model_folder, tmp_path, sampling):
+    own = shutil.copytree(model_folder, tmp_path / "model")
+    (own / "generation_config.json").write_text(json.dumps(sampling))
+    make_learner(own).save(tmp_path / "checkpoint")
+    saved = json.loads((tmp_path / "checkpoint" / "generation_config.json").read_text())
+    assert saved["do_sample"] and saved["temperature"] == sampling["temperature"]
 
 
 def test_nothing_in_a_checkpoint_needs_unpickling(model_folder, tmp_path):
@@ -53,8 +81,8 @@ def test_nothing_in_a_checkpoint_needs_unpickling(model_folder, tmp_path):
     learner.step(make_trees(learner))
     learner.save(tmp_path / "checkpoint")
     files = {str(file.relative_to(tmp_path / "checkpoint")) for file in (tmp_path / "checkpoint").rglob("*.*")}
-    assert {"learner.json", "optimizer.safetensors", "adapter/adapter_model.safetensors"} <= files
-    assert {file.rpartition(".")[2] for file in files} <= {"json", "safetensors", "md"}
+    assert {"learner.json", "optimizer.state", "adapter/adapter_model.safetensors"} <= files
+    assert {file.rpartition(".")[2] for file in files} <= {"json", "safetensors", "md", "state"}
     assert json.loads((tmp_path / "checkpoint" / "learner.json").read_text())["base_model"] == str(model_folder)
 
 
@@ -109,7 +137,7 @@ def cut(file):
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut, lambda file: file.unlink()])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "learner.json", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.state", "learner.json", "config.json"])
 def test_a_damaged_file_is_named(model_folder, tmp_path, name, damage):
     learner = make_learner(model_folder)
     learner.save(tmp_path / "checkpoint")

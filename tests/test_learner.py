@@ -196,6 +196,16 @@ def test_live_weights_are_one_piece_of_memory_that_one_file_descriptor_sends(mod
     assert all(tensor.data_ptr() % 64 == 0 and tensor.is_contiguous() for tensor in tensors)
 
 
+def test_a_bound_of_0_clips_no_gradient(model_folder):
+    learners = [make_learner(model_folder, max_grad_norm=bound) for bound in (0, 1e9)]
+    for learner in learners:
+        learner.step(make_trees(learner))
+    free, unbounded = map(live, learners)
+    assert all(torch.equal(tensor, unbounded[name]) for name, tensor in free.items())
+    start = live(make_learner(model_folder))
+    assert not all(torch.equal(tensor, start[name]) for name, tensor in free.items())
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folder, tmp_path, monkeypatch, caplog, rank):
     monkeypatch.setattr("art_core.learner.torch_learner.SHARED_MEMORY", tmp_path)
@@ -208,7 +218,7 @@ def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folde
     assert learner.weights().live is None
     assert ["don't fit in" in record.message for record in caplog.records] == [True], "logged once, by one learner"
     path = learner.publish(tmp_path / "serving").path
-    assert not (tmp_path / "serving" / "optimizer.safetensors").exists()
+    assert not (tmp_path / "serving" / "optimizer.state").exists()
     served = load_adapter(str(model_folder), path) if rank else load_model(str(path))
     parameters = dict(served.named_parameters())
     for name, tensor in live(shared).items():

@@ -1,7 +1,7 @@
 """A checkpoint folder: weights, optimizer and random state as safetensors and JSON.
 
     learner.json          version, base model, SHA-256 of every other file
-    optimizer.safetensors AdamW's moments and the random state
+    optimizer.state       AdamW's moments and the random state; *.safetensors beside the model's would be taken for weights
     config.json, model.safetensors, tokenizer ...    if all weights are trained
     adapter/              if a LoRA adapter is trained
 
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
 MANIFEST = "learner.json"
 SKIPPED = "a resumed run skips this checkpoint"
-OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER = "optimizer.state"
 ADAPTER = "adapter"
-WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+NOT_COPIED = (*WEIGHTS, MANIFEST, OPTIMIZER)
+"""Endings of a source's files that a checkpoint has of its own."""
 LaidOut = Callable[[Tensor, Tensor], Tensor]
 """(unsharded tensor, the tensor to load it into) -> the part of it that belongs there."""
 
@@ -107,7 +109,7 @@ def write_model(folder: Path, model: PreTrainedModel, source: str, state: dict[s
         return
     # Copied, not loaded and saved: the tokenizer must stay the same byte for byte.
     for file in Path(source).iterdir():
-        if file.is_file() and not file.name.endswith((*WEIGHT_FILES, MANIFEST)) and not (folder / file.name).exists():
+        if file.is_file() and not file.name.endswith(NOT_COPIED) and not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
 
 
@@ -158,7 +160,7 @@ def read_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], laid_out: LaidOut
 ) -> None:
     """Restore what ``write_optimizer`` wrote, the moments laid out by ``laid_out``."""
-    tensors = load_file(folder / OPTIMIZER)
+    tensors = load_file(next(folder.glob("optimizer.*")))  # .safetensors in older checkpoints
     torch.set_rng_state(tensors.pop("random/cpu"))
     cuda = tensors.pop("random/cuda", None)
     if cuda is not None and torch.cuda.is_available():

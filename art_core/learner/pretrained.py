@@ -75,9 +75,14 @@ def load_causal_lm(model: str | Path, dtype: torch.dtype = torch.float32) -> Pre
     """Load a causal LM on the CPU. Raises ConfigError if ``model`` has none, or one that can't be trained."""
     config = load_config(model)
     with _loading(f"{model} {NOT_LOADED}"), no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             model, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True
         )
+    try:
+        loaded.generation_config.validate(strict=True)
+    except ValueError:  # sampling values without do_sample, such as Vicuna's, with which it couldn't be saved
+        loaded.generation_config.do_sample = True
+    return loaded
 
 
 def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:

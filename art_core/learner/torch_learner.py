@@ -305,7 +305,7 @@ class TorchLearner(LearnerBase):
         total = torch.nn.utils.get_total_norm(gradients)
         norm = full_tensor(total).item()
         self._check_finite(metrics, norm)
-        torch.nn.utils.clip_grads_with_norm_(self._trained.values(), self.config.max_grad_norm, total)
+        torch.nn.utils.clip_grads_with_norm_(self._trained.values(), self.config.max_grad_norm or np.inf, total)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

@@ -243,9 +243,9 @@ def test_damaged_weights_and_changed_start_weights_are_named(run_dir):
 
 def test_a_newest_checkpoint_that_is_damaged_is_named_though_no_call_was_sampled_from_it(run_dir):
     newest = max((run_dir / "checkpoints").iterdir())
-    (newest / "optimizer.safetensors").write_bytes(b"half")
+    (newest / "optimizer.state").write_bytes(b"half")
     [problem] = audit(run_dir, sample=1).problems
-    assert problem.kind == "weights" and f"{newest.name}/optimizer.safetensors is not what was saved" in problem.text
+    assert problem.kind == "weights" and f"{newest.name}/optimizer.state is not what was saved" in problem.text
 
 
 @pytest.mark.system

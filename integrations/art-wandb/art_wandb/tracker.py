@@ -189,4 +189,4 @@ def _is_number(value: Any) -> bool:
 
 def _is_model_file(path: Path) -> bool:
     """Whether the file is part of the model, not of the learner's state."""
-    return path.is_file() and path.name not in ("optimizer.safetensors", "learner.json")
+    return path.is_file() and path.name not in ("optimizer.state", "learner.json")

@@ -180,7 +180,7 @@ def checkpoint(folder, step, *, size, adapter):
     with (model / "model.safetensors").open("wb") as file:
         file.truncate(size)
     (model / "config.json").write_text(f"{{{step}}}")
-    (folder / "optimizer.safetensors").write_bytes(b"o")
+    (folder / "optimizer.state").write_bytes(b"o")
     (folder / "learner.json").write_text("{}")
     return "log_checkpoint", step, folder
 
