@@ -217,9 +217,21 @@ def read_share(text: str, option: str) -> float:
     return float(found[1]) / 100
 
 
+def _check_no_query(urls: list[str]) -> None:
+    """Refuse addresses with a query or a fragment, without showing them, because they may contain a key."""
+    if any("?" in url or "#" in url for url in urls):
+        raise typer.BadParameter(
+            "a base URL has a query (? or #), to which no path can be added; drop it. With --record-text, the provider gets the "
+            "query that the agent's client sends (?api-version=...). A key belongs in --upstream-api-key or, for the candidate, "
+            "in --candidate-api-key.",
+            param_hint="--upstream",
+        )
+
+
 def _providers(urls: list[str], *, api_key: str | None, timeout: float) -> list[Server]:
     from art_gateway.text import TextUpstream
 
+    _check_no_query(urls)
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         raise typer.BadParameter(
             "pass the provider's base URL, such as https://api.openai.com/v1", param_hint="--upstream"
@@ -232,6 +244,7 @@ def _upstreams(
 ) -> list[Server]:
     from art_core.capture import HttpUpstream
 
+    _check_no_query(urls)
     for url in urls:
         if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
             raise typer.BadParameter(

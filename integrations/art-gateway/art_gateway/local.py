@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,12 @@ class Link:
         self._path, self._plugins = path, plugins
 
     def __call__(self, served: Server) -> LocalUpstream | None:
-        """Return an upstream for the run that it leads to; None if that is ``served``. Raises ConfigError as LocalUpstream."""
+        """Return an upstream for the run that it leads to; None if that is ``served``, or if the link was removed.
+
+        Raises ConfigError as LocalUpstream.
+        """
+        if not os.path.lexists(self._path):
+            return None
         folder = str(self._path.resolve())
         served_folder = served.folder if isinstance(served, LocalUpstream) else None
         return None if folder == served_folder else LocalUpstream(folder, self._plugins)

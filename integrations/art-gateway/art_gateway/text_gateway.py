@@ -26,6 +26,8 @@ CONVERSATION = b"x-art-conversation"
 """The header of an answer that names its conversation, if its client didn't."""
 ASCII = "".join(map(chr, range(32, 127)))
 """What need not be percent-encoded in a header."""
+ODD = (TypeError, AttributeError)
+"""What messages of an unexpected form raise. They are the provider's affair, and no later request continues them."""
 
 
 class TextLedger(Ledger):
@@ -38,8 +40,8 @@ class TextLedger(Ledger):
     def record(self, rollout_id: str, call: Call) -> None:
         """Record a call, and remember what its conversation says so far."""
         super().record(rollout_id, call)
-        if messages := call.messages():
-            self.conversations.add(messages, rollout_id)
+        with suppress(*ODD):
+            self.conversations.add(call.messages(), rollout_id)
 
 
 class TextGateway(Gateway):
@@ -74,7 +76,7 @@ class TextGateway(Gateway):
 
     def _conversation(self, dialect: Dialect, body: bytes) -> str:
         """Return the id of the conversation that a request continues, or of a new one."""
-        with suppress(ValueError, UpstreamError):
+        with suppress(ValueError, UpstreamError, *ODD):
             request = orjson.loads(body)
             messages = dialect.to_chat(request).get("messages") if isinstance(request, dict) else None
             if id := self.ledger.conversations.continued(messages or []):

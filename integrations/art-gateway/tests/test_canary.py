@@ -372,6 +372,7 @@ def test_a_link_has_a_successor_while_it_leads_elsewhere(tmp_path):
     newer = successor(served)
     assert newer.base_url.endswith("/other") and successor(newer) is None and successor(served) is not None
     link.unlink()
+    assert successor(newer) is None, "art retrain removes it if no accepted round is left"
     link.symlink_to("nowhere")
     with pytest.raises(ConfigError):
         successor(newer)

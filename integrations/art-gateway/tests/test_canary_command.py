@@ -131,6 +131,21 @@ def test_what_is_missing_for_a_candidate_is_said(options, advice):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        ["--record-text", "--upstream", "https://a.example/openai?key=SECRET"],
+        ["--record-text", "--upstream", "https://user:SECRET@a.example/v1#SECRET"],
+        ["--upstream", "http://127.0.0.1:1/v1?key=SECRET/v1"],
+        [*CANDIDATE, "--upstream", "live=https://a/v1?key=SECRET", "--upstream", "mine=http://127.0.0.1:1/v1"],
+        [*CANDIDATE, *LIVE, "--upstream", "mine=http://127.0.0.1:1/v1?key=SECRET"],
+    ],
+)
+def test_an_upstream_with_a_query_is_refused_without_showing_it(options):
+    said = refusal("gateway", *options)
+    assert "has a query" in said and "--upstream-api-key" in said and "SECRET" not in said
+
+
+@pytest.mark.parametrize(
     ("route", "ramp", "advice"),
     [
         ("mine=5", "", "isn't a share"),

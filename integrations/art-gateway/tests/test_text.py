@@ -127,6 +127,38 @@ async def test_what_is_no_model_call_or_cannot_be_read_is_the_providers_affair(r
     assert provider.requests[0].path == "/v1/embeddings"
 
 
+NESTED = json.loads("[" * 300 + "]" * 300)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        ["hi"],
+        [{"role": "assistant", "tool_calls": [{"function": "look"}]}],
+        [{"role": "assistant", "tool_calls": 5}],
+        [{"role": "user", "content": [{"type": "data", "data": NESTED}]}],
+        "hi",
+        5,
+        None,
+    ],
+)
+async def test_messages_of_an_unexpected_form_pass_to_the_provider_and_are_recorded(start, another_upstream, messages):
+    class AnswersAnything(another_upstream):
+        async def answer(self, writer, request):
+            message = {"role": "assistant", "content": "fine"}
+            self.send(writer, 200, json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}))
+
+    async with (
+        AnswersAnything() as provider,
+        start(upstreams=[TextUpstream(provider.url)], dialects=dialects(), kind=TextGateway) as desk,
+    ):
+        for path in ("/v1", "/rollouts/named/v1"):
+            status, answer = await post(desk, f"{path}/chat/completions", {"model": "m", "messages": messages})
+            assert status == 200 and "fine" in answer, answer
+        calls = [call for rollout in desk.store.rollouts() for call in desk.store.calls(rollout.rollout_id)]
+    assert [(call.request["messages"], call.response["content"]) for call in calls] == [(messages, "fine")] * 2
+
+
 async def test_a_model_in_the_path_is_recorded(recording):
     body = {"contents": [{"role": "user", "parts": [{"text": "Please do task-001."}]}]}
     async with recording() as desk:

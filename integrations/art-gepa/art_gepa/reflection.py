@@ -48,8 +48,10 @@ class Reflector:
         return len(self._given)
 
     def __call__(self, prompt: str | list[JsonDict]) -> str:
-        """Return the answer to a prompt, from the store if it was asked before."""
-        key = hashlib.sha256(json.dumps([self.name, prompt]).encode()).hexdigest()
+        """Return the answer to a prompt, from the store if an earlier start asked it as many times."""
+        key = _digest(json.dumps([self.name, prompt]))
+        while key in self._given:  # asked again in this start: another answer may be better
+            key = _digest(key)
         if key not in self._recorded:
             self._recorded[key] = self._new_answer(prompt)
             self._store.set_meta("reflections", self._recorded)
@@ -69,6 +71,10 @@ class Reflector:
         finally:
             self.asking = False
         return answer, getattr(self._ask, "total_cost", 0.0) - before
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def records(component: Component, text: str, trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:

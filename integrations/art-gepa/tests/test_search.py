@@ -230,6 +230,40 @@ async def test_the_budget_is_a_maximum_and_one_that_is_too_small_is_refused(tmp_
         assert (await search(tmp_path / f"run{rollouts}", useless, rollouts=rollouts)).rollouts <= rollouts
 
 
+class Numbered:
+    """A reflector whose answers differ, or that has no network after ``answers``."""
+
+    def __init__(self, answers=99):
+        self.answers, self.prompts = answers, []
+
+    def __call__(self, prompt):
+        if len(self.prompts) == self.answers:
+            raise OSError("no network")
+        self.prompts.append(prompt)
+        return f"```\nRepeat it, way {len(self.prompts)}.\n```"
+
+
+async def test_a_reflector_that_is_asked_the_same_again_may_answer_something_else(tmp_path):
+    """With few tasks and equal rewards, the reflector sees the same rollouts each time."""
+    constant = {"tasks": TASKS[:2], "reward": lambda it: 0.5, "rollouts": 40}
+    result = await search(tmp_path / "run", whole := Numbered(), **constant)
+    assert len(set(whole.prompts)) < len(whole.prompts) == result.reflections
+    assert result.rollouts == len(art.load_trajectories(tmp_path / "run", split="prompts")) > 10
+
+    # What was asked before an interruption is not asked again after it.
+    with pytest.raises(ArtError, match="no network"):
+        await search(tmp_path / "again", first := Numbered(answers=4), **constant)
+    rest = Numbered()
+    rest.prompts = list(first.prompts)
+    resumed = await search(tmp_path / "again", rest, **constant)
+    assert rest.prompts == whole.prompts and resumed.reflections == result.reflections
+    shown = [{str(it.calls[0].request["messages"]) for it in art.load_trajectories(tmp_path / name, split="prompts")}
+             for name in ("run", "again")]  # fmt: skip
+    assert shown[0] == shown[1]
+    await search(tmp_path / "again", ended := Numbered(), **constant)
+    assert not ended.prompts
+
+
 async def test_a_resumed_search_with_a_limit_of_cost_finds_what_the_first_did(tmp_path):
     class Costly(Scripted):
         total_cost = 0.0

@@ -108,9 +108,16 @@ class History:
         write_whole(self.folder / FILE, json.dumps([asdict(each) for each in self.rounds], indent=2))
         self.link()
 
+    @property
+    def rolled_back(self) -> set[Path]:
+        """The run folders of the rounds that were rolled back."""
+        return {self.run_dir(each).resolve() for each in self.rounds if each.state == "rolled back"}
+
     def link(self) -> None:
-        """Let the link lead to ``current``. Without one it stays as it is."""
+        """Let the link lead to ``current``. Without one it stays as it is, unless it leads to what was rolled back."""
         run, link = self.current, self.folder / CURRENT
+        if run is None and link.is_symlink() and link.resolve() in self.rolled_back:
+            link.unlink()
         if run is None or (link.is_symlink() and link.resolve() == run.resolve()):
             return
         temporary = self.folder / f".{CURRENT}"

@@ -20,7 +20,7 @@ from art_core.plugin_api import check_settings, model_folder, plural
 from art_core.store import Store
 from art_core.store.run_folder import last_checkpoint, store_file
 from art_core.types import Reward
-from art_improve.history import History, Round, State, is_run
+from art_improve.history import CURRENT, History, Round, State, is_run
 from art_improve.round_tasks import HELD_OUT, TRAIN, RoundTasks, find_tasks
 from art_tasks.traffic.redact import Redactor
 
@@ -107,8 +107,13 @@ def _check(folder: Path, gate: str | None, settings: Mapping[str, Any]) -> None:
 
 
 def _take_over_rollbacks(history: History, traffic: str | Path, say: Callable[[str], None]) -> None:
-    for round_ in history.take_over_rollbacks(Path(traffic).expanduser()):
+    rolled_back, link = history.take_over_rollbacks(Path(traffic).expanduser()), history.folder / CURRENT
+    for round_ in rolled_back:
         say(f"{round_.name} was rolled back in production: {round_.why}")
+    if rolled_back and history.current is not None:
+        say(f"{link} leads to {history.current}")
+    elif rolled_back:
+        say(f"no accepted round is left, so {link} is removed; start gateways without it until a round is accepted")
 
 
 def _unfinished(history: History, restart: bool, say: Callable[[str], None]) -> Round | None:
@@ -126,8 +131,8 @@ def _unfinished(history: History, restart: bool, say: Callable[[str], None]) -> 
 
 def _lost_start(history: History, round_: Round) -> str:
     """Return why a round's first weights don't count any more; empty if they do."""
-    rolled_back = {str(history.run_dir(each).resolve()) for each in history.rounds if each.state == "rolled back"}
-    return f"{round_.start}, which it began with, was rolled back" if round_.start in rolled_back else ""
+    lost = Path(round_.start) in history.rolled_back
+    return f"{round_.start}, which it began with, was rolled back" if lost else ""
 
 
 def _begin(history: History, round_tasks: RoundTasks, model: str) -> Round:

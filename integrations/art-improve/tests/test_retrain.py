@@ -14,7 +14,7 @@ from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.testing import ScriptedAgent
 from art_improve import retrain
-from art_improve.history import History
+from art_improve.history import History, Round
 
 WORDS = [
     "river",
@@ -218,7 +218,10 @@ async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_
         (folder / "round-001" / "tasks.jsonl").write_text("")  # so that the second round has new tasks, too
     rolls_back(production, "elsewhere/round-002")
     assert await retrain(ScriptedAgent(), production, **{**call, "say": said.append}) is None
-    assert said[0] == "round-002 was rolled back in production: its scores are lower"
+    assert said[:2] == [
+        "round-002 was rolled back in production: its scores are lower",
+        f"{folder}/current leads to {folder}/round-001",
+    ]
     assert rounds(folder) == ["accepted", "rolled back"]
     assert (folder / "current").resolve() == (folder / "round-001").resolve()
     # A person took the share away, so the earlier round starts without one. It was not rolled back.
@@ -234,6 +237,28 @@ async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_
     assert await retrain(ScriptedAgent(), production, **call) is None
     assert rounds(folder) == ["rolled back", "rolled back"]
     assert (folder / "current").resolve() == first.resolve(), "the run that the first round began with"
+
+
+async def test_a_first_round_that_production_rolled_back_leaves_no_link(tmp_path):
+    """It began with a model's name, so there is no run that the link could lead back to."""
+    folder, production, said = tmp_path / "rounds", tmp_path / "production", []
+    run = folder / "round-001"
+    (run / "checkpoints" / "step-000001").mkdir(parents=True)
+    Store(run / "run.sqlite").close()
+    with History.opened(folder) as history:
+        history.put(Round("round-001", 0.0, "tiny", 4, 0, 1, 1, state="accepted"))
+    assert (folder / "current").resolve() == run.resolve()
+    rolls_back(production, run)
+    call = {**CALL, "run_dir": folder, "reward": rising, "held_out": [{"input": "Who was it?"}], "say": said.append}
+    assert await retrain(ScriptedAgent(), production, **call) is None
+    assert said[:2] == [
+        "round-001 was rolled back in production: its scores are lower",
+        f"no accepted round is left, so {folder}/current is removed; start gateways without it until a round is accepted",
+    ]
+    assert not (folder / "current").is_symlink()
+    (folder / "current").symlink_to("elsewhere")
+    with History.opened(folder):
+        assert (folder / "current").is_symlink(), "only a link to what was rolled back is removed"
 
 
 @pytest.mark.system

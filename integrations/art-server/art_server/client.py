@@ -116,8 +116,10 @@ class TrainingClient:
                 async for attempt in AsyncRetrying(
                     wait=pause, retry=retry_if_exception_type(LOST), before_sleep=_log_retry
                 ):
+                    # The exponent is bounded, because after a long outage the power would overflow a float.
+                    doubled = min(attempt.retry_state.attempt_number - 1, 16)
                     with attempt:
-                        await self.connect(HANDSHAKE_TIMEOUT * 2 ** (attempt.retry_state.attempt_number - 1))
+                        await self.connect(HANDSHAKE_TIMEOUT * 2**doubled)
                 connected = time.monotonic()
                 ended = await self.handle_server_messages()
                 if not ended and time.monotonic() - connected < BRIEF:

@@ -338,6 +338,28 @@ async def test_a_failure_of_ten_megabytes_is_told_in_part(behind):
         assert {len(t.error) for group in groups for t in group.trajectories} == {2**16}
 
 
+class Refused(TrainingClient):
+    """A worker whose server refuses that many connections, and then shuts it down."""
+
+    refusals = 0
+
+    async def connect(self, seconds=0.0):
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionRefusedError
+
+    async def handle_server_messages(self):
+        return True
+
+
+async def test_a_worker_outlasts_two_hours_of_refused_connections(monkeypatch):
+    monkeypatch.setattr("art_server.client.MAX_PAUSE", 0.0)
+    worker = Refused("w", "ws://127.0.0.1:1")
+    worker.refusals = 1200
+    await worker.run()
+    assert not worker.refusals
+
+
 async def test_a_worker_without_an_agent_ends_the_collection_with_what_to_do(behind):
     async with behind() as (server, _, worker):
         await worker("w")

@@ -220,6 +220,34 @@ def test_a_gateways_conversations_ask_what_their_users_said_first(tmp_path):
     assert traffic.unread == {"a rollout without a call": 1}
 
 
+def test_a_recorded_tasks_other_fields_stay_with_it_for_its_reward(tmp_path):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("r1", task={"id": 7, "input": "2 + 2", "answer": 4, "conversation": "older"}, split="eval")
+        store.record("r1", text_call(chat(("user", "2 + 2")), "5"))
+        store.add_rollout("r2", task={"question": "who?", "expected": "me"}, split="eval")
+        store.add_rollout("r3", task="plain", split="eval")
+    train = curate(read(tmp_path).requests, held_out=0).train
+    told = [{name: it for name, it in task.items() if name not in ("time", "seen", "kind")} for task in train]
+    assert told == [
+        {"id": 7, "input": "2 + 2", "answer": 4, "conversation": "r1"},
+        {"question": "who?", "expected": "me", "input": {"question": "who?", "expected": "me"}, "conversation": "r2"},
+        {"input": "plain", "conversation": "r3"},
+    ]
+
+
+def test_rows_of_two_exports_that_number_them_alike_are_of_other_conversations(tmp_path):
+    """A row's id is not that of a conversation."""
+    old = ["where is my parcel", "when do you open"]
+    new = ["is there a discount", "the charger is broken", "how much is shipping abroad"]
+    before, after = (
+        read(lines(tmp_path / f"{name}.jsonl", *({"id": number, "input": it} for number, it in enumerate(texts, 1))))
+        for name, texts in (("before", old), ("after", new))
+    )
+    known = curate(before.requests, held_out=0).train
+    curated = curate(after.requests, known=known, held_out=0)
+    assert inputs(curated.train) == new and not curated.dropped
+
+
 def test_rows_of_chat_messages_inputs_and_tasks_are_read(tmp_path):
     path = lines(
         tmp_path / "rows.jsonl",
@@ -297,6 +325,39 @@ def test_a_trace_of_spans_is_one_request(vocabulary, tmp_path):
     (request,) = read(lines(tmp_path / "spans.jsonl", *(otlp(it) for it in reversed(SPANS[vocabulary])))).requests
     assert (request.input, request.answer, request.conversation) == ("find a hotel", "The Ritz", "s9")
     assert request.time == datetime.fromtimestamp(1_793_000_001, UTC)
+
+
+@pytest.mark.parametrize(
+    ("bad", "unread"),
+    [
+        ({"gen_ai__input__messages": ASKED[:-5]}, {"messages that are cut off, or no JSON": 1}),
+        (None, {"not in a form that is known": 1}),
+    ],
+)
+def test_a_span_that_cannot_be_read_costs_only_its_own_trace(bad, unread, tmp_path):
+    """A collector writes one value for each batch, with the spans of many traces."""
+    batch = [span("chat", trace=f"t{number}", at=number, input__value=f"task {number}") for number in range(8)]
+    batch[1] = span("chat", trace="t1", **bad) if bad else {"traceId": "t1", "attributes": [{"value": {}}]}
+    traffic = read(lines(tmp_path / "spans.json", otlp(*batch)))
+    assert [it.input for it in traffic.requests] == [f"task {number}" for number in (0, 2, 3, 4, 5, 6, 7)]
+    assert traffic.unread == unread
+
+
+def test_a_trace_is_read_if_only_a_later_call_is_cut_off(tmp_path):
+    looks = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "I look for one."}]}])
+    first = span("first", "root", gen_ai__input__messages=ASKED, gen_ai__output__messages=looks)
+    later = span("later", "root", at=2, gen_ai__input__messages=ASKED[:-5], gen_ai__output__messages=ANSWER)
+    root = span("root", gen_ai__operation__name="invoke_agent")
+    traffic = read(lines(tmp_path / "spans.json", otlp(root, first, later)))
+    assert [(it.input, it.answer) for it in traffic.requests] == [("find a hotel", "The Ritz")]
+    assert not traffic.unread
+
+
+def test_an_inner_step_is_not_taken_for_what_a_cut_off_root_was_asked(tmp_path):
+    root = span("root", gen_ai__input__messages=ASKED[:-5])
+    inner = span("inner", "root", at=2, input__value="a query of the database")
+    traffic = read(lines(tmp_path / "spans.json", otlp(root, inner)))
+    assert not traffic.requests and sum(traffic.unread.values()) == 1
 
 
 def test_the_console_exporters_spans_with_messages_as_events_are_read(tmp_path):

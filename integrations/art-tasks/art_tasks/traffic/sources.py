@@ -16,13 +16,13 @@ from art_core.store import Store
 from art_core.store.run_folder import store_file
 from art_core.types import JsonDict, Trajectory
 from art_tasks.traffic.messages import Unreadable, answer_of, is_chat, shown_of, value_of
-from art_tasks.traffic.spans import Span, Trace, first, is_span, moment, spans_of, traces
+from art_tasks.traffic.spans import Span, Trace, exported_spans, first, is_span, moment, span_of, traces
 
-CONVERSATION = ("conversation", "conversation_id", "session_id", "sessionId", "thread_id", "trace_id", "traceId", "id")
+CONVERSATION = ("conversation", "conversation_id", "session_id", "sessionId", "thread_id", "trace_id", "traceId")
 TIME = ("time", "timestamp", "start_time", "startTime", "created_at", "createdAt", "created")
 INPUT, OUTPUT = ("input", "inputs", "request", "prompt"), ("output", "outputs", "response", "completion")
 """Names of columns in exports, the first that is there counts."""
-KNOWN = {*CONVERSATION, *TIME, *INPUT, *OUTPUT, "messages", "conversations"}
+KNOWN = {"id", *CONVERSATION, *TIME, *INPUT, *OUTPUT, "messages", "conversations"}
 NOT_REQUESTS = {"resourceMetrics", "resourceLogs"}
 WRONG_FORM = (Unreadable, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
@@ -91,7 +91,9 @@ def _of_trajectory(trajectory: Trajectory) -> Request:
     messages = list(calls[0].request.get("messages") or ()) if calls else []
     fields: dict[str, Any] = {"reward": trajectory.reward, "system": _system(messages)}
     if trajectory.task != id:  # of a gateway's rollout whose client named no task, it is the rollout's name
-        return Request(task_input(trajectory.task), id, trajectory.output, **fields)
+        task = trajectory.task
+        facts = {name: it for name, it in task.items() if name != "input"} if isinstance(task, dict) else {}
+        return Request(task_input(task), id, trajectory.output, facts=facts, **fields)
     if not messages:
         raise Unreadable("a rollout without a call")
     answer = trajectory.output
@@ -137,10 +139,12 @@ def _read_file(path: Path, traffic: Traffic) -> None:
         with _noting(traffic, where):
             for value in _unwrapped(json.loads(text)):
                 with _noting(traffic, where):
-                    if is_span(value):
-                        spans += spans_of(value)
-                    else:
+                    if not is_span(value):
                         traffic.requests.append(_of_row(value, where))
+                        continue
+                    for exported in exported_spans(value):
+                        with _noting(traffic, where):
+                            spans.append(span_of(exported))
     for trace in traces(spans):
         with _noting(traffic, f"trace {trace.id}"):
             traffic.requests.append(_of_trace(trace))
@@ -172,7 +176,10 @@ def _unwrapped(value: Any) -> list[Any]:
 
 def _of_trace(trace: Trace) -> Request:
     """Return what a trace's agent was asked: the input of its root or, if that has none, its first model call's messages."""
-    messages = shown_of(trace.prompt)[0] if trace.prompt is not None else []
+    is_cut_off = isinstance(trace.prompt, Unreadable)
+    if is_cut_off and trace.input is None:
+        raise trace.prompt
+    messages = [] if is_cut_off or trace.prompt is None else shown_of(trace.prompt)[0]
     if trace.input is None and not messages:
         raise Unreadable("a trace without an input")
     given = _given(trace.input) if trace.input is not None else asked(messages)

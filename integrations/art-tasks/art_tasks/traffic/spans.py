@@ -45,7 +45,7 @@ class Trace:
     input: Any
     """What the root was given; None if it doesn't say."""
     prompt: Any
-    """The messages of the first model call; None if there are none."""
+    """The messages of the first model call, or why they can't be read; None if there are none."""
     output: Any
 
 
@@ -88,28 +88,31 @@ def is_span(value: Any) -> bool:
     return not {"resourceSpans", "batches", "run_type"}.isdisjoint(value) or {"attributes", "context"} <= set(value)
 
 
-def spans_of(value: Mapping[str, Any]) -> Iterator[Span]:
-    """Yield the spans of an exported value. Raises Unreadable, or what a value of another form raises."""
-    if "run_type" in value:
-        yield _of_langsmith(value)
-    elif "context" not in value:
-        for resource in value.get("resourceSpans") or value.get("batches") or ():
-            for scope in resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans") or ():
-                for span in scope.get("spans") or ():
-                    events = [
-                        (event.get("name"), _attributes(event.get("attributes"))) for event in span.get("events") or ()
-                    ]
-                    yield _span(
-                        span.get("traceId"), span.get("spanId"), span.get("parentSpanId"), span.get("startTimeUnixNano"),
-                        _attributes(span.get("attributes")), events,
-                    )  # fmt: skip
-    else:
-        context = value["context"]
-        events = [(event.get("name"), event.get("attributes") or {}) for event in value.get("events") or ()]
-        yield _span(
-            context.get("trace_id"), context.get("span_id"), value.get("parent_id"), value.get("start_time"),
-            value.get("attributes") or {}, events,
+def exported_spans(value: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the spans of an exported value, as ``span_of`` reads them. Raises what a value of another form raises."""
+    if "run_type" in value or "context" in value:
+        yield value
+        return
+    for resource in value.get("resourceSpans") or value.get("batches") or ():
+        for scope in resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans") or ():
+            yield from scope.get("spans") or ()
+
+
+def span_of(exported: Mapping[str, Any]) -> Span:
+    """Return one span. Raises what a value of another form raises."""
+    if "run_type" in exported:
+        return _of_langsmith(exported)
+    listed = exported.get("events") or ()
+    if "context" in exported:
+        context = exported["context"]
+        return _span(
+            context.get("trace_id"), context.get("span_id"), exported.get("parent_id"), exported.get("start_time"),
+            exported.get("attributes") or {}, [(event.get("name"), event.get("attributes") or {}) for event in listed],
         )  # fmt: skip
+    return _span(
+        exported.get("traceId"), exported.get("spanId"), exported.get("parentSpanId"), exported.get("startTimeUnixNano"),
+        _attributes(exported.get("attributes")), [(it.get("name"), _attributes(it.get("attributes"))) for it in listed],
+    )  # fmt: skip
 
 
 def _span(
@@ -120,7 +123,11 @@ def _span(
     attributes: Mapping[str, Any],
     events: Iterable[tuple[Any, Mapping[str, Any]]],
 ) -> Span:
-    prompt = _prompt(attributes, events)
+    prompt: Any
+    try:
+        prompt = _prompt(attributes, events)
+    except Unreadable as reason:  # its trace may not need it
+        prompt = reason
     output = first(attributes, (ANSWER, *OUTPUT))
     if output is None:
         output = attributes.get("gen_ai.completion.0.content", attributes.get("llm.output_messages.0.message.content"))
