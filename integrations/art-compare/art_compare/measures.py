@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ def numbers(report: Report, price: Price | None) -> dict[str, list[float]]:
         "success": [UNKNOWN if no else value for no, value in zip(unscored, report.successes, strict=True)],
         "reward": [UNKNOWN if it.reward is None else it.reward for it in trajectories],
         "failed": [float(it.error is not None) for it in trajectories],
-        "cost": [_cost(it, price) for it in trajectories],
+        "cost": _costs(trajectories, price),
         "seconds": [it.seconds for it in trajectories],
         "calls": [float(len(it.calls)) for it in trajectories],
         "prompt_tokens": [p for p, _ in tokens],
@@ -69,11 +70,17 @@ def numbers(report: Report, price: Price | None) -> dict[str, list[float]]:
     }
 
 
-def _cost(trajectory: Trajectory, price: Price | None) -> float:
-    if price is None:
-        return sum(listed_cost(call) for call in trajectory.calls if not call.choice)
-    prompt, sampled = _tokens(trajectory)
-    return (prompt * price[0] + sampled * price[1]) / 1e6
+def _costs(trajectories: Sequence[Trajectory], price: Price | None) -> list[float]:
+    """Return each rollout's US dollars; all NaN if there is no price and no rollout of listed calls.
+
+    Rollouts that failed before their first call would otherwise be the only ones of known cost, which is 0.
+    """
+    if price is not None:
+        tokens = map(_tokens, trajectories)
+        return [(prompt * price[0] + sampled * price[1]) / 1e6 for prompt, sampled in tokens]
+    costs = [sum(listed_cost(call) for call in it.calls if not call.choice) for it in trajectories]
+    listed = any(it.calls and not math.isnan(cost) for it, cost in zip(trajectories, costs, strict=True))
+    return costs if listed else [UNKNOWN] * len(costs)
 
 
 def _tokens(trajectory: Trajectory) -> tuple[float, float]:

@@ -22,14 +22,14 @@ TASKS = [f"task {number}" for number in range(40)]
 AGENT = ScriptedAgent(turns=1, max_tokens=8)
 
 
-def evaluation(folder, solved, tasks=TASKS, **settings):
+def evaluation(folder, solved, tasks=TASKS, agent=AGENT, **settings):
     """Record an evaluation in which the tasks numbered ``solved`` succeed, and return its folder as a text."""
 
     def reward(trajectory):
         return float(int(trajectory.task.split()[1]) in solved)
 
     art.evaluate_sync(
-        AGENT, tasks, model="tiny", engine=FakeEngine(), reward=reward, run_dir=folder, progress=False, **settings
+        agent, tasks, model="tiny", engine=FakeEngine(), reward=reward, run_dir=folder, progress=False, **settings
     )
     return str(folder)
 
@@ -106,6 +106,22 @@ def test_costs_are_compared_by_prices(runs):
         _ = compare(runs["live"], runs["mine"], gate="cost <= live").verdicts
     with pytest.raises(ConfigError, match="no side is called 'other'"):
         compare(runs["live"], runs["mine"], prices={"other": (1, 1)})
+
+
+def test_a_side_without_a_price_does_not_cost_what_its_crashed_rollouts_cost(runs, tmp_path):
+    async def crashes(task_input, address):
+        if int(task_input.split()[1]) < 25:
+            raise RuntimeError("no mailbox")
+        return await AGENT(task_input, address)
+
+    mine = evaluation(tmp_path / "mine", (), agent=crashes)
+    found = compare(runs["live"], mine, prices={"live": (1.0, 10.0)}, gate="cost <= 0.5 * live")
+    assert found.value("cost", 1) is None and found.difference("cost", 1) is None
+    assert len(found.columns("cost", 0)) == len(TASKS), "live's mean is of all tasks"
+    with pytest.raises(ConfigError, match="--price NAME=PROMPT/SAMPLED"):
+        _ = found.verdicts
+    priced = compare(runs["live"], mine, prices={"live": (1.0, 10.0), "mine": (1.0, 10.0)})
+    assert priced.value("cost", 1) == pytest.approx(priced.value("cost", 0) * 15 / 40, rel=0.01)
 
 
 def test_json_has_every_flip_with_its_rollouts(runs):

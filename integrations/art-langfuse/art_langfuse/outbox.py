@@ -121,13 +121,15 @@ class Outbox(Generic[Item]):
                 if len(batch) > 1:  # find the item that is refused
                     size = len(batch) // 2
                     continue
-                refused, self._lost = str(error), self._lost + 1
+                refused, self._lost = str(error), self._lost + 1  # the next one may be, too, so the size stays 1
             except (Temporary, Denied) as error:
                 now = time.monotonic()
                 # A server that does not answer takes a whole timeout, so wait as long before the next attempt.
                 self._unavailable, self._next_attempt = str(error), now + int(now - began)
                 raise NotDelivered(self._summary(fate)) from error
-            self._unavailable, self._next_attempt, size = "", 0.0, self._batch
+            else:
+                size = min(2 * size, self._batch)
+            self._unavailable, self._next_attempt = "", 0.0
             for _ in batch:
                 self._waiting.popleft()
         if refused:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,4 +239,6 @@ def _scores(trajectory: Trajectory, nodes: Sequence[Observation]) -> Iterator[Js
 
 def _score(key: str, name: str, value: float, timestamp: str, about: JsonDict) -> JsonDict:
     score_id = hashlib.sha256(key.encode()).hexdigest()[:32]
+    if environment := os.environ.get("LANGFUSE_TRACING_ENVIRONMENT"):
+        about = {**about, "environment": environment}
     return {**about, "id": score_id, "name": name, "value": value, "dataType": "NUMERIC", "timestamp": timestamp}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from art_langfuse import outbox
-from art_langfuse.outbox import NotDelivered, Outbox, Temporary
+from art_langfuse.outbox import NotDelivered, Outbox, Refused, Temporary
 
 
 class Slow:
@@ -51,3 +51,31 @@ def test_what_was_never_taken_is_counted_at_the_end(server):
         box.deliver([0, 1])
     with pytest.raises(NotDelivered, match="2 were never sent: says nothing"):
         box.close()
+
+
+class Picky:
+    """A server that refuses batches with an item it does not like."""
+
+    def __init__(self, bad):
+        self.bad, self.asked, self.taken = bad, 0, []
+
+    def post(self, batch):
+        self.asked += 1
+        if self.bad.intersection(batch):
+            raise Refused("not a number")
+        self.taken += batch
+
+
+def test_items_that_are_all_refused_take_about_one_request_each():
+    picky = Picky(set(range(160)))
+    with pytest.raises(NotDelivered, match="160 were refused and skipped: not a number"):
+        Outbox("scores", picky.post, batch=100).deliver(range(160))
+    assert picky.asked < 160 + 10
+
+
+def test_one_refused_item_among_many_is_found_and_the_others_arrive():
+    picky = Picky({420})
+    with pytest.raises(NotDelivered, match="1 were refused"):
+        Outbox("scores", picky.post, batch=100).deliver(range(1000))
+    assert picky.taken == [item for item in range(1000) if item != 420]
+    assert picky.asked < 35

@@ -79,6 +79,19 @@ async def test_rewards_explanations_and_metrics_are_scores(server, tmp_path):
     assert ("art", "eval", "step-0") in tags
 
 
+def test_scores_are_in_the_environment_of_their_traces(server, tmp_path, monkeypatch):
+    runs = (Trajectory("t", (), reward=1.0, rollout_id="a"), Trajectory("t", (), reward=0.0, rollout_id="b"))
+    for environment in ("staging", ""):
+        monkeypatch.setenv("LANGFUSE_TRACING_ENVIRONMENT", environment)
+        tracker = LangfuseTracker(tmp_path / f"run{environment}", art.TrainConfig())
+        tracker.log(1, {"reward": 0.5})
+        tracker.log_groups(1, [Group("t", runs)], "train")
+        tracker.close()
+        assert len(server.scores) == 3
+        assert {it.get("environment", "") for it in server.scores.values()} == {environment}
+        server.scores.clear()
+
+
 @pytest.mark.system
 async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(server, tmp_path):
     server.faults.extend([500, None, "cut", (429, {"retry-after": "1"}), "lost", 503, "lost", None, "cut"])

@@ -10,6 +10,7 @@ version the store and the engine know. ``sharding.py`` divides the computation a
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,8 @@ class RayLearner(LearnerBase):
         remote_folder = Path(ray.get(first.free_path.remote(folder.name)))
         result = self._all(method, remote_folder)[0]
         received = folder.with_name(f".{folder.name}.arriving")
+        if received.exists():  # this machine's process was killed while the files arrived
+            shutil.rmtree(received)
         for name, start in blocks(ray.get(first.files.remote(str(remote_folder)))):
             write_block(received, name, ray.get(first.read.remote(str(remote_folder), name, start)))
         replace_folder(folder, received)

@@ -179,6 +179,9 @@ def test_sharded_and_on_machines_that_share_no_disk(local_ray, model_folder, tmp
     config = config_of(model_folder, learner_args={"processes": 2, "sharding": "fsdp"})
     alone, learner = TorchLearner(model_folder, config, grpo), RayLearner(model_folder, config, grpo)
     monkeypatch.setattr("art_ray.learner.same_disk", lambda process, folder: False)
+    for name in (".ray.arriving", ".published.arriving"):  # of a process that was killed while it received them
+        (tmp_path / name / "adapter").mkdir(parents=True)
+        (tmp_path / name / "adapter" / "adapter_model.safetensors").write_bytes(b"half of it")
     try:
         for step in range(2):
             alone.step(trees_of_step(step))

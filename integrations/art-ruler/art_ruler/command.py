@@ -246,6 +246,7 @@ def _groups(store: Store, split: str | None, step: int | None, least: int) -> li
 
 
 def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any) -> Ruler:
+    from art_cli.arguments import load_object
     from art_ruler.ruler import Ruler
 
     if rubric is not None and rubric.endswith((".txt", ".md")):
@@ -254,14 +255,11 @@ def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any)
         rubric = Path(rubric).read_text(encoding="utf-8")
     if not judge and not os.environ.get("ART_JUDGE"):
         raise typer.BadParameter("no judge; pass --judge or set ART_JUDGE", param_hint="--judge")
-    return Ruler(_judge(judge), rubric=rubric, cache=run / "judge.sqlite", **settings)
-
-
-def _judge(name: str | None) -> object:
-    """Load MODULE:NAME or FILE.py:NAME; return any other name unchanged, as a LiteLLM model string."""
-    from art_cli.arguments import load_object
-
-    return load_object(name) if name and OBJECT.fullmatch(name) else name
+    is_object = judge is not None and OBJECT.fullmatch(judge) is not None
+    ruler = Ruler(load_object(judge) if is_object else judge, rubric=rubric, cache=run / "judge.sqlite", **settings)
+    if is_object:
+        ruler.judge.name = judge  # its own name may be that of a function in another file
+    return ruler
 
 
 @contextlib.contextmanager

@@ -132,7 +132,8 @@ class RULERRewardSystem:
 
     def string_similarity(self, expected: str, actual: str) -> float:
         """Return difflib's ratio, 2 matches / total length, ignoring case."""
-        return SequenceMatcher(None, expected.lower(), actual.lower()).ratio()
+        # autojunk would ignore almost every letter of a text of 200 characters or more.
+        return SequenceMatcher(None, expected.lower(), actual.lower(), autojunk=False).ratio()
 
     def dict_similarity(self, expected: Mapping[Any, Any], actual: Mapping[Any, Any]) -> float:
         """Return the mean of two shares: common keys among all keys, and equal values among common keys."""

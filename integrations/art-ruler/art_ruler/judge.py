@@ -13,7 +13,7 @@ from art_core.plugin_api import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.shorten import estimate, estimate_of
 
-__all__ = ["Answer", "FunctionJudge", "Judge", "JudgeError", "LangChainJudge", "TooLong", "with_tokens"]
+__all__ = ["Answer", "FunctionJudge", "Judge", "JudgeError", "LangChainJudge", "TimedOut", "TooLong", "with_tokens"]
 
 
 class JudgeError(Exception):
@@ -22,6 +22,15 @@ class JudgeError(Exception):
 
 class TooLong(JudgeError):
     """The question does not fit into the judge's context."""
+
+
+class TimedOut(JudgeError):
+    """The judge gave no answer in time. It has the question, so that is billed."""
+
+    def __init__(self, name: str, seconds: float, cost: float | None = None) -> None:
+        """``cost``: US dollars of the question; None if unknown."""
+        super().__init__(f"the judge {name} gave no answer within {seconds:g} s; pass a larger timeout=")
+        self.cost = cost
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ async def _within(seconds: float, name: str, ask: Callable[[], Any]) -> Any:
     except JudgeError:
         raise
     except TimeoutError as error:
-        raise JudgeError(f"the judge {name} gave no answer within {seconds:g} s; pass a larger timeout=") from error
+        raise TimedOut(name, seconds) from error
     except Exception as error:  # the user's judge may raise anything
         message = printable(without_keys(str(error)))
         raise JudgeError(f"the judge {name} failed: {type(error).__name__}: {message}") from error

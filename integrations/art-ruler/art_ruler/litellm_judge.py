@@ -21,8 +21,9 @@ from art_core.errors import ConfigError
 from art_core.plugin_api import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
-from art_ruler.judge import Answer, JudgeError, TooLong, with_tokens
+from art_ruler.judge import Answer, JudgeError, TimedOut, TooLong, with_tokens
 from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_server, price_of
+from art_ruler.shorten import estimate_of
 from art_ruler.view import NO_IMAGE
 
 REFUSED = (401, 403, 404)
@@ -138,14 +139,20 @@ class LiteLLMJudge:
         return await attempts(self._complete, messages)
 
     async def _complete(self, messages: list[JsonDict]) -> Answer:
-        """Make one attempt. The timeout covers all of it; an HTTP client's timeout restarts with every byte."""
+        """Make one attempt. The timeout covers all of it; an HTTP client's timeout restarts with every byte.
+
+        Raises TimedOut, which isn't tried again: the provider bills every attempt.
+        """
         assert self._litellm is not None
+        deadline = asyncio.timeout(self._timeout)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with deadline:
                 return await self._attempt(messages)
-        except TimeoutError as error:
-            message = f"no complete answer within {self._timeout:g} s; pass a larger timeout="
-            raise self._litellm.Timeout(message, self.name, "") from error
+        except (TimeoutError, self._litellm.Timeout) as error:
+            if not deadline.expired():  # the server's 408
+                raise
+            cost = price_of(self._litellm, self.name, estimate_of(messages), 0)
+            raise TimedOut(repr(self.name), self._timeout, cost) from error
 
     async def _attempt(self, messages: list[JsonDict]) -> Answer:
         if self._server is not None and not self._server.has_listeners():

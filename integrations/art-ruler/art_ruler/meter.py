@@ -12,7 +12,7 @@ from typing import TypeVar
 from art_core.errors import ConfigError
 from art_core.types import JsonDict
 from art_ruler.answer import Fault
-from art_ruler.judge import Answer, Judge, JudgeError, with_tokens
+from art_ruler.judge import Answer, Judge, JudgeError, TimedOut, with_tokens
 from art_ruler.record import Record
 
 T = TypeVar("T")
@@ -71,7 +71,8 @@ class Meter:
             try:
                 answer = with_tokens(await self._judge.ask(messages), messages)
             except (JudgeError, asyncio.CancelledError) as error:
-                self._note(time.monotonic() - began, fault=str(error) or "cancelled", failed=True)
+                charged = self._charged(messages, error.cost) if isinstance(error, TimedOut) else {}
+                self._note(time.monotonic() - began, fault=str(error) or "cancelled", failed=True, **charged)
                 raise
             seconds = time.monotonic() - began
             result: T | Fault
@@ -117,8 +118,8 @@ class Meter:
             return under_way < self._concurrency
         failed = self._totals["failed"]
         answers = self._totals["requests"] - failed
-        # Before the first answer the cost is unknown; if all requests fail, they cost nothing.
-        mean = self._totals["cost"] / answers if answers else 0.0 if failed else self._budget
+        # Before the first request has ended, the cost is unknown. Failed requests cost nothing, except those that timed out.
+        mean = self._totals["cost"] / (answers or failed) if answers or failed else self._budget
         return under_way < self._concurrency and self._totals["cost"] + (under_way + 1) * mean <= self._budget
 
     def _gate(self) -> Gate:
@@ -128,6 +129,11 @@ class Meter:
             for closed in [other for other in list(self._gates) if other.is_closed()]:
                 self._gates.pop(closed, None)
         return self._gates.setdefault(loop, Gate())
+
+    def _charged(self, messages: list[JsonDict], cost: float | None) -> dict[str, object]:
+        """Return the tokens and the cost of a question without an answer."""
+        asked = with_tokens(Answer("", output_tokens=0, cost=cost), messages)
+        return {"tokens": (asked.input_tokens, 0), "cost": self._cost(asked)}
 
     def _cost(self, answer: Answer) -> float | None:
         if self._price is not None:

@@ -29,11 +29,11 @@ CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL
 """
 COLUMNS = "at, asked_by, input_tokens, output_tokens, cost, seconds, fault, failed"
 TOTALS = ("requests", "failed", "faults", "input_tokens", "output_tokens", "cost", "unpriced")
-"""Number of requests, of unanswered requests and of unusable answers; tokens; US dollars of the answers with a known cost; number
+"""Number of requests, of unanswered requests and of unusable answers; tokens; US dollars, as far as they are known; number
 of answers of unknown cost."""
 SUMS = (
     "count(*), total(failed), count(fault) - total(failed), total(input_tokens), total(output_tokens), total(cost), "
-    "count(*) - count(cost) - total(failed)"
+    "total(cost IS NULL AND NOT failed)"
 )
 
 

@@ -34,7 +34,7 @@ class Judged:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "by": self.ruler.name,
+            "by": self.ruler.signature,
             "groups": len(self.groups),
             "judged": self.opinions.judged,
             "already": self.opinions.already,

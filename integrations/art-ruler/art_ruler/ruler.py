@@ -117,21 +117,28 @@ class Ruler:
 
     @property
     def name(self) -> str:
-        """Name under which scores are stored: the judge and any non-default settings."""
+        """Name for people, and of a run's rewards: the judge and any non-default settings."""
         rubric = "" if self.rubric == RUBRIC else f" rubric {_digest(self.rubric)[:8]}"
         votes = "" if self.votes == 1 else f" votes {self.votes}"
         return f"ruler {self.judge.name}{rubric}{votes}{f' seed {self.seed}' if self.seed else ''}"
+
+    @property
+    def signature(self) -> str:
+        """``name``, and what tells judges of one name apart: a digest of everything that decides its answers, if it is known.
+
+        It is known once the judge is prepared.
+        """
+        identity = self.judge.identity
+        return f"{self.name} {_digest(identity)[:8]}" if identity else self.name
 
     def begin(self, run_dir: Path) -> None:
         """Record costs and verdicts in this run's ``judge.sqlite`` from now on.
 
         Raises ConfigError if the judge cannot be used, as far as that can be known without sending a request.
         """
-        self._prepare()
+        self.prepare()
         record = Record(run_dir / "judge.sqlite")
-        # Judges of one name with different addresses or parameters have separate accounts.
-        identity = self.judge.identity
-        self._meter.keep_in(record, f"{self.name} {_digest(identity)[:8]}" if identity else self.name)
+        self._meter.keep_in(record, self.signature)
         if self._default_cache:
             self._cache = record
         self._in_a_run = True
@@ -144,21 +151,26 @@ class Ruler:
         """Return why judging has stopped; None as long as the budget lasts."""
         return self._meter.exhausted()
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Get ready for the first question, which may take seconds.
+
+        Raises ConfigError if the judge cannot be used, as far as that can be known without sending a request.
+        """
         self.judge.prepare()
         self._meter.check_price()
         self._prepared = True
 
-    async def score(self, group: Group) -> list[float | None]:
+    async def score(self, group: Group, *, again: bool = False) -> list[float | None]:
         """Return one score in [0, 1] per trajectory, in order; all None if the judge gave no usable answer.
 
+        ``again``: ask even if the cache has the verdict; the new one replaces it.
         Stores the judge's explanation in ``trajectory.notes["ruler"]``, the spread of several votes in
         ``trajectory.metrics["judge/spread"]``, and the reason for a missing score in ``trajectory.notes["unscored"]``.
         Raises ConfigError if the judge does not exist or rejects the key.
         """
         views = [view(trajectory) for trajectory in group.trajectories]
         try:
-            verdicts = await self._judged(views)
+            verdicts = await self._judged(views, again=again)
         except (Fault, JudgeError) as error:
             reason = _reason(error)
             # In a run, the step's log line counts unscored rollouts, and the reason is logged once.
@@ -189,15 +201,15 @@ class Ruler:
         if self.votes > 1:
             trajectory.metrics["judge/spread"] = verdict.spread
 
-    async def _judged(self, all_views: Sequence[View]) -> dict[View, Verdict]:
-        """Return the verdict on every view, cached or new. Raises Fault or JudgeError if every vote fails."""
+    async def _judged(self, all_views: Sequence[View], *, again: bool = False) -> dict[View, Verdict]:
+        """Return the verdict on every view, cached unless ``again``, or new. Raises Fault or JudgeError if every vote fails."""
         views = list(dict.fromkeys(all_views))
         if not views:
             return {}
         if not self._prepared:
-            await asyncio.to_thread(self._prepare)
+            await asyncio.to_thread(self.prepare)
         key = self._key(views)
-        cached = self._cache.verdict(key) if key and self._cache else None
+        cached = self._cache.verdict(key) if key and self._cache and not again else None
         if cached is not None:
             return {each: Verdict(**cached[each.digest]) for each in views}
         with exempt():

@@ -67,6 +67,7 @@ async def second_opinions(
     judge's budget is spent, the remaining groups are counted as unscored.
     """
     opinions = Opinions()
+    await asyncio.to_thread(ruler.prepare)
 
     async def judge(rollout_ids: Sequence[str]) -> None:
         await _opinion(store, rollout_ids, ruler, again, opinions)
@@ -77,7 +78,9 @@ async def second_opinions(
 
 
 async def _opinion(store: Store, rollout_ids: Sequence[str], ruler: Ruler, again: bool, opinions: Opinions) -> None:
-    stored = {} if again else {rollout_id: _opinion_of(store, rollout_id, ruler.name) for rollout_id in rollout_ids}
+    stored = (
+        {} if again else {rollout_id: _opinion_of(store, rollout_id, ruler.signature) for rollout_id in rollout_ids}
+    )
     if stored and None not in stored.values():
         opinions.already += 1
         opinions.scores |= stored
@@ -89,13 +92,13 @@ async def _opinion(store: Store, rollout_ids: Sequence[str], ruler: Ruler, again
     for trajectory in group.trajectories:  # these notes and metrics are from the run's own reward
         trajectory.notes.clear()
         trajectory.metrics.clear()
-    scores = await ruler.score(group)
+    scores = await ruler.score(group, again=again)
     store.add_scores(
         rollout_ids,
         scores,
         metrics=[trajectory.metrics for trajectory in group.trajectories],
         notes=[trajectory.notes for trajectory in group.trajectories],
-        by=ruler.name,
+        by=ruler.signature,
         aside=True,
     )
     known = {rollout_id: score for rollout_id, score in zip(rollout_ids, scores, strict=True) if score is not None}

@@ -171,6 +171,20 @@ def test_odd_values_say_as_little_or_as_much_as_they_can(criterion, episode, exp
     assert SYSTEM.criterion_scores(episode)[criterion] == pytest.approx(expected)
 
 
+def test_a_paraphrase_of_two_hundred_characters_is_as_similar_as_its_letters_say():
+    expected = (
+        "The invoice from Acme for the new office chairs is due on 3 May, and Maria asked that it be paid from the account "
+        "of the Berlin office, because the other account is closed for the audit until the end of the quarter."
+    )
+    actual = (
+        "Acme's invoice for the office chairs is due on 3 May; Maria wants it paid from the Berlin office's account, since "
+        "the other account stays closed until the quarter ends because of the audit, as she wrote."
+    )
+    assert min(len(expected), len(actual)) >= 200
+    assert SYSTEM.string_similarity(expected, actual) > 0.6
+    assert SYSTEM.string_similarity(actual, expected) > 0.6
+
+
 def test_two_empty_dicts_are_the_same():
     assert SYSTEM.dict_similarity({}, {}) == 1
 

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import judging
 import pytest
-from judging import TASK, call
+from http_server import serving
+from judging import TASK, call, grade, plain
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from art_cli.main import command
@@ -71,6 +75,30 @@ def judge(tmp_path):
     return file
 
 
+class Provider:
+    """An OpenAI-compatible server whose judge is right, or ``unfair``."""
+
+    def __init__(self, *, unfair: bool = False) -> None:
+        self.unfair, self.asked = unfair, 0
+
+    def serving(self):
+        return serving(Route("/v1/chat/completions", self.answer, methods=["POST"]))
+
+    async def answer(self, request: Request) -> JSONResponse:
+        self.asked += 1
+        scores = grade((await request.json())["messages"])
+        if self.unfair:
+            scores = [it | {"score": 1 - it["score"]} for it in scores]
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": plain(scores)},
+            "finish_reason": "stop",
+        }
+        usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
+        named = {"id": "c", "object": "chat.completion", "created": 1, "model": "j"}
+        return JSONResponse({**named, "choices": [choice], "usage": usage})
+
+
 def art(*arguments: object, put: str | None = None):
     return CliRunner().invoke(command(), [str(it) for it in arguments], input=put, env={"COLUMNS": "300"})
 
@@ -98,7 +126,7 @@ def test_scores_and_explanations_are_written_beside_the_old_ones(run, judge):
         for place, worth in enumerate(worths):
             first, second = scores(run, f"g{number}-r{place}")
             assert (first.by, first.notes, first.aside) == ("exact", {"exact": "right"}, False)
-            assert (second.by, second.reward, second.aside) == ("ruler fair", worth, True)
+            assert (second.by, second.reward, second.aside) == (f"ruler {judge}:fair", worth, True)
             assert second.notes == {"ruler": "because"}
     with Store(run / "run.sqlite") as store:
         assert (store.trajectories(), store.rollouts()) == before
@@ -111,7 +139,8 @@ def test_what_is_judged_is_not_judged_again_unless_it_is_asked_for(run, judge):
         told = json.loads(art("judge", "run", run, "--judge", f"{judge}:fair", "--json", *more).stdout)
         assert (told["judged"], told["already"]) == said, number
     assert asked(run) == 3 + 3 + 6
-    assert [it.by for it in scores(run, "g0-r0")] == ["exact", "ruler fair", "ruler fair", "ruler fair votes 2"]
+    fair = f"ruler {judge}:fair"
+    assert [it.by for it in scores(run, "g0-r0")] == ["exact", fair, fair, f"{fair} votes 2"]
 
 
 def test_split_step_and_limit_choose_the_groups(run, judge):
@@ -143,7 +172,7 @@ def test_a_rubric_may_be_a_file_and_has_scores_of_its_own(run, judge, tmp_path):
     for rubric in (tmp_path / "rubric.md", "Only worth counts."):
         art("judge", run, "--judge", f"{judge}:fair", "--rubric", rubric)
     assert asked(run) == 3
-    assert scores(run, "g0-r0")[-1].by.startswith("ruler fair rubric ")
+    assert scores(run, "g0-r0")[-1].by.startswith(f"ruler {judge}:fair rubric ")
     assert art("judge", run, "--judge", "x", "--rubric", "nowhere.md").exit_code == 2
 
 
@@ -180,7 +209,7 @@ def test_every_score_of_a_run_is_shown_with_its_reason(run, judge):
     art("judge", run, "--judge", f"{judge}:fair", "--step", 1)
     found = art("judge", "show", run, "--step", 1)
     assert found.exit_code == 0, found.output
-    for text in ("g0-r1", "exact", "right", "ruler fair", "because", "0.900"):
+    for text in ("g0-r1", "exact", "right", "my_judge.py:fair", "because", "0.900"):
         assert text in found.stdout
 
 
@@ -193,7 +222,7 @@ def test_judges_are_compared_with_peoples_preferences(run, judge, tmp_path):
     found = art("judge", "calibrate", run, wanted, *judges, "--json")
     assert found.exit_code == 0, found.output
     fair, unfair, silent, own = json.loads(found.stdout)["judges"]
-    assert (fair["judge"], fair["pairs"], fair["accuracy"], fair["tau"]) == ("fair", 5, 1.0, 1.0)
+    assert (fair["judge"], fair["pairs"], fair["accuracy"], fair["tau"]) == (f"{judge}:fair", 5, 1.0, 1.0)
     assert (unfair["accuracy"], unfair["tau"]) == (0.0, -1.0)
     assert (silent["unscored"], silent["accuracy"], silent["groups_unscored"]) == (5, None, 3)
     assert (own["judge"], own["accuracy"]) == ("the run's own rewards", 0.8)
@@ -201,6 +230,45 @@ def test_judges_are_compared_with_peoples_preferences(run, judge, tmp_path):
     assert (again["accuracy"], again["took"]["judge/requests"]) == (1.0, 0)
     table = art("judge", "calibrate", run, wanted, *judges[:2]).stdout
     assert "100.0%" in table
+
+
+def test_functions_of_one_name_in_two_files_are_two_judges(run, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"better": "g1-r0", "worse": "g1-r1"}\n')
+    for name, score in (("one", 'it["score"]'), ("other", '1 - it["score"]')):
+        source = "from judging import grade, plain\nasync def judge(messages):\n"
+        source += f'    return plain([it | {{"score": {score}}} for it in grade(messages)])\n'
+        (tmp_path / f"{name}.py").write_text(source)
+    judges = [f"{tmp_path}/{name}.py:judge" for name in ("one", "other")]
+    options = ["--judge", judges[0], "--judge", judges[1], "--json"]
+    for _ in range(2):
+        found = json.loads(art("judge", "calibrate", run, tmp_path / "mine.jsonl", *options).stdout)["judges"]
+        assert [(it["judge"], it["accuracy"]) for it in found[:2]] == list(zip(judges, (1.0, 0.0), strict=True))
+
+
+def test_one_model_at_two_addresses_is_two_judges(run, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    fair, unfair = Provider(), Provider(unfair=True)
+    with fair.serving() as one, unfair.serving() as other:
+        options = ["--judge", "openai/judge", "--json", "--api-base"]
+        told = [json.loads(art("judge", run, *options, f"{url}/v1").stdout) for url in (one, other, one)]
+    assert [it["already"] for it in told] == [0, 0, 3]
+    rewards = {it.by: it.reward for it in scores(run, "g0-r1")}
+    assert [rewards[it["by"]] for it in told] == pytest.approx([0.9, 0.1, 0.9])
+    assert (fair.asked, unfair.asked) == (3, 3)
+
+
+def test_a_judge_that_is_asked_again_is_asked_and_paid_for(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    (tmp_path / "mine.jsonl").write_text('{"better": "g1-r0", "worse": "g1-r1"}\n')
+    provider = Provider()
+    with provider.serving() as url:
+        options = ["--judge", "openai/gpt-4.1-mini", "--api-base", f"{url}/v1", "--json"]
+        for again, requests in (([], 1), (["--again"], 1), ([], 0)):
+            found = art("judge", "calibrate", run, tmp_path / "mine.jsonl", *options, *again)
+            took = json.loads(found.stdout)["judges"][0]["took"]
+            assert took["judge/requests"] == requests
+            assert took["judge/cost"] == pytest.approx(requests * (1000 * 0.4e-6 + 100 * 1.6e-6))
+    assert provider.asked == 2
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,28 @@ async def test_a_server_that_answers_in_time_or_not_at_all(provider, way, forwar
     provider.pause = 5
     provider.arrived = lambda: forward(60)
     group = group_of("worth 0.2", "worth 0.9")
-    assert await ruler_of(provider, timeout=60, retries=1).score(group) == [None, None]
-    assert len(provider.requests) == 2
-    assert "Timeout" in group.trajectories[0].notes["unscored"]
+    assert await ruler_of(provider, timeout=60).score(group) == [None, None]
+    assert len(provider.requests) == 1, "it is billed, so it is not sent again"
+    assert "gave no answer within 60 s" in group.trajectories[0].notes["unscored"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("price", "per_token"), [(None, 0.4e-6), ((2.0, 10.0), 2e-6)])
+async def test_an_answer_that_is_too_late_is_charged_to_the_budget(provider, way, forward, tmp_path, price, per_token):
+    provider.pause = 5
+    provider.arrived = lambda: forward(60)
+    ruler = ruler_of(provider, "openai/gpt-4.1-mini", budget=0.0001, price=price, timeout=60, votes=2)
+    await asyncio.to_thread(ruler.begin, tmp_path)
+    for number in range(3):
+        assert await ruler.score(group_of("worth 0.2", f"worth 0.{number}")) == [None, None]
+    assert len(provider.requests) == 1
+    assert "budget of $0.0001 is spent" in ruler.exhausted()
+    account = ruler.account()
+    assert (account["judge/requests"], account["judge/failed"], account["judge/unpriced"]) == (1, 1, 0)
+    assert account["judge/input_tokens"] > 500
+    assert account["judge/cost"] == pytest.approx(account["judge/input_tokens"] * per_token)
+    await asyncio.to_thread(ruler.begin, tmp_path)
+    assert ruler.account() == account, "also after a restart"
 
 
 @pytest.mark.system
@@ -204,9 +223,9 @@ async def test_an_answer_that_comes_in_drops_has_no_more_time_than_any_other(pro
 
     provider.drip = drip
     group = group_of("worth 0.2", "worth 0.9")
-    assert await ruler_of(provider, timeout=60, retries=1).score(group) == [None, None]
-    assert len(provider.requests) == 2, "it may pass"
-    assert "Timeout" in group.trajectories[0].notes["unscored"]
+    assert await ruler_of(provider, timeout=60).score(group) == [None, None]
+    assert len(provider.requests) == 1
+    assert "gave no answer within 60 s" in group.trajectories[0].notes["unscored"]
 
 
 def completion(message: object, **more: object) -> str:

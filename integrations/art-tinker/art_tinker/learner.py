@@ -12,6 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import torch
 from tinker import types
 
 from art_core import TrainConfig
-from art_core.errors import ConfigError, NotFiniteError, StoreError
+from art_core.errors import ConfigError, DamagedCheckpoint, NotFiniteError, StoreError
 from art_core.learner import checkpoint
 from art_core.learner.gradients import Totals, accumulate, join, with_targets
 from art_core.learner.sizes import LORA_RANK
@@ -181,6 +182,10 @@ class TinkerLearner(LearnerBase):
         self.__dict__.pop("_model", None)  # servers load only into a new adapter
         wait(self._model.load_state_with_optimizer(state[STATE]), f"load {state[STATE]}")
         self.version = state["version"]
+        for kept in Path(folder).parent.glob("step-*"):  # of this run, before it was interrupted
+            with suppress(DamagedCheckpoint):
+                manifest = checkpoint.read_manifest(kept)
+                self._saved[kept] = [manifest[name] for name in (STATE, SAMPLER) if name in manifest]
 
     def close(self) -> None:
         """End the session, so that the server frees the adapter."""

@@ -1,4 +1,7 @@
-"""Errors for a server that is missing, dead or refuses a request, and for unsupported settings."""
+"""Errors for a server that is missing, dead or refuses a request, and for unsupported settings; what a server keeps."""
+
+import shutil
+from types import SimpleNamespace
 
 import pytest
 from http_server import serving
@@ -29,6 +32,36 @@ class Never:
 class Refused:
     def result(self, timeout=None):
         raise ValueError("rank 512 is too large")  # what the SDK raises if a request fails on the server
+
+
+class Keeper:
+    """A service, its adapter and its REST client in one, that counts what it keeps."""
+
+    def __init__(self):
+        self.kept = []
+
+    def create_lora_training_client(self, *_):
+        return self
+
+    def create_rest_client(self):
+        return self
+
+    def save_state(self, name):
+        return self._keep(f"weights/{name}")
+
+    def save_weights_for_sampler(self, name, _seconds):
+        return self._keep(f"sampler_weights/{name}")
+
+    def _keep(self, name):
+        self.kept.append(name)
+        return service.begin(lambda: SimpleNamespace(path=f"tinker://run/{name}"))
+
+    def load_state_with_optimizer(self, path):
+        assert path.removeprefix("tinker://run/") in self.kept
+        return service.begin(lambda: None)
+
+    def delete_checkpoint(self, _run, name):
+        self.kept.remove(name)
 
 
 def test_a_server_that_answers_passes_the_check(alive):
@@ -74,3 +107,22 @@ def test_settings_that_no_server_has_are_refused(settings, message):
     config = TrainConfig(**{"model": "tiny", "temperature": 1.0, "max_temperature": 1.0, **settings})
     with pytest.raises(ConfigError, match=message):
         TinkerLearner("tiny", config, losses.grpo)
+
+
+def test_a_resumed_run_deletes_what_the_server_keeps_for_checkpoints_from_before(monkeypatch, tmp_path):
+    keeper = Keeper()
+    monkeypatch.setattr("tinker.ServiceClient", lambda: keeper)
+    config = TrainConfig(model="tiny", temperature=1.0, max_temperature=1.0, learner_args={"download": False})
+    killed = TinkerLearner("tiny", config, losses.grpo)
+    folders = [tmp_path / f"step-{step:06d}" for step in (1, 2, 3)]
+    for folder in folders[:2]:
+        killed.save(folder)
+    (tmp_path / "step-000000").mkdir()  # damaged
+    resumed = TinkerLearner("tiny", config, losses.grpo)
+    resumed.restore(folders[1])
+    assert len(keeper.kept) == 4
+    shutil.rmtree(folders[0])
+    resumed.save(folders[2])
+    assert len(keeper.kept) == 4
+    resumed.restore(folders[1])
+    resumed.restore(folders[2])

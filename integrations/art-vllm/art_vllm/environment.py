@@ -126,6 +126,11 @@ def install(say: Callable[[str], None]) -> None:
         raise ConfigError(
             "art can't install vLLM on macOS; use engine='embedded', or a server on another machine: engine='http://HOST:PORT/v1'"
         )
+    if root.is_dir() and any(root.iterdir()) and not (root / "pyvenv.cfg").is_file():
+        raise ConfigError(
+            f"cannot install vLLM in {root}: it is not empty and is not a Python environment; remove it, or set ART_VLLM_ENV to "
+            "another folder"
+        )
     say(f"installing vLLM {'for NVIDIA GPUs' if gpus() else 'for CPUs'} in {root}; this takes a few minutes")
     venv.create(root, clear=True, with_pip=True)
     python = str(root / "bin" / "python")

@@ -148,6 +148,21 @@ def test_where_there_is_no_vllm_it_is_said_how_to_get_it(tmp_path, monkeypatch):
         environment.find()
 
 
+def test_a_folder_that_is_no_environment_is_not_replaced_by_one(tmp_path, monkeypatch):
+    from art_cli import doctor
+
+    (tmp_path / "thesis.txt").write_text("years of work")
+    monkeypatch.setenv("ART_VLLM_ENV", str(tmp_path))
+    monkeypatch.setattr(environment, "install_packages", lambda *arguments, **options: False)
+    said = []
+    with pytest.raises(
+        ConfigError, match="is not a Python environment; remove it, or set ART_VLLM_ENV to another folder"
+    ):
+        doctor.install("vllm", said.append)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert not said
+
+
 def test_doctor_installs_for_an_engine_that_can_be_installed(monkeypatch):
     from art_cli import doctor
 

@@ -125,9 +125,10 @@ async def test_conversations_without_choices_are_imitated_to_the_end_of_their_tu
     file = tmp_path / "good.jsonl"
     file.write_text("".join(json.dumps({"messages": good}) + "\n" for _ in range(3)))
     await train_sft_from_file(desk.model, file, epochs=1, batch_size=2, peak_lr=3e-4, schedule_type="constant")
-    assert await desk.model.get_step() == 2 and desk.learner.learning_rate == 3e-4
+    assert await desk.model.get_step() == 2
     assert [it.name for it in (desk.run.run_dir / "checkpoints").iterdir()] == ["step-000002"]
-    assert '"time/step_backend_train_s"' in (desk.backend.folder(desk.model) / "history.jsonl").read_text()
+    history = json.loads((desk.backend.folder(desk.model) / "history.jsonl").read_text().splitlines()[-1])
+    assert history["loss/learning_rate"] == pytest.approx(3e-4) and "time/step_backend_train_s" in history
     [tree] = desk.learner.trees[-1]
     from transformers import AutoTokenizer
 
@@ -169,9 +170,22 @@ async def test_the_models_own_choices_are_imitated_as_they_were_sampled(desk):
     assert result.metrics["loss/learning_rate"] == pytest.approx(1.5e-4)
     [tree] = desk.learner.trees[-1]
     assert bytes(tree.tokens[tree.target_tokens].tolist()) == b"ok</>"
-    assert (await desk.model.get_step(), desk.learner.learning_rate) == (2, 2e-4)
+    assert await desk.model.get_step() == 2
     with pytest.raises(ConfigError, match="one per batch"):
         await desk.model.train_sft([run], art.TrainSFTConfig(learning_rate=[1e-4, 2e-4], batch_size=1))
+
+
+async def test_the_rates_of_imitation_end_with_it(desk):
+    await desk.backend.train(desk.model, [await desk.group(0.0, 1.0)], learning_rate=5e-4)
+    run = await desk.ask("hello")
+    config = art.TrainSFTConfig(learning_rate=create_lr_schedule(2, 2e-4), batch_size=1)
+    assert config.learning_rate[-1] == 0
+    await desk.model.train_sft([run, run], config)
+    unsayable = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "Nobody asked."}])
+    with pytest.raises(ConfigError, match="chat template can't render"):
+        await desk.model.train_sft([run, unsayable], config)
+    result = await desk.backend.train(desk.model, [await desk.group(0.0, 1.0)])
+    assert result.metrics["loss/learning_rate"] == 5e-4
 
 
 async def test_only_the_last_answer_of_a_conversation_is_imitated_where_that_is_asked_for(desk):

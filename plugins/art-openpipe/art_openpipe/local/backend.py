@@ -235,16 +235,22 @@ class LocalBackend:
     async def train_sft(
         self, model: TrainableModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig
     ) -> LocalTrainResult:
-        """Train to imitate the trajectories, in one pass over them; see ``sft.py``."""
+        """Train to imitate the trajectories, in one pass over them; see ``sft.py``. The rates are those of this call alone."""
         opened = self.opened(model)
         run = opened.run
         run.config = replace(run.config, **settings({"save_checkpoint": False}, opened.own).of_run)
-        measured = []
-        for batch, rate in sft.batches(list(trajectories), config):
-            imitable = await sft.imitable(opened.record, batch, config.assistant_turns)
-            if rate is not None:
-                _set(await run.learner(), "learning_rate", rate)
-            measured += await run.learn_sft(imitable, batch_size=len(imitable))
+        batches, measured = list(sft.batches(list(trajectories), config)), []
+        learner = await run.learner()
+        rate_before = getattr(learner, "learning_rate", None)
+        try:
+            for batch, rate in batches:
+                imitable = await sft.imitable(opened.record, batch, config.assistant_turns)
+                if rate is not None:
+                    _set(learner, "learning_rate", rate)
+                measured += await run.learn_sft(imitable, batch_size=len(imitable))
+        finally:
+            if rate_before is not None:
+                learner.learning_rate = rate_before
         await run.checkpoint()  # one for all batches: hundreds would fill the disk
         return LocalTrainResult(run.step, of_step(*measured), self._checkpoint_path(opened))
 
