@@ -48,21 +48,22 @@ def art(tmp_path, monkeypatch):
 def test_train_and_eval_an_agent_from_files(art, tmp_path):
     common = ["agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward"]
     trained = art(
-        "train", *common, "--steps", "1", "--run-dir", "run", "--eval-tasks", "tasks.jsonl", "--set", "group_size=2"
+        "train", *common, "--steps", "1", "--run-dir", "my run", "--eval-tasks", "tasks.jsonl", "--set", "group_size=2"
     )
     assert trained.returncode == 0, trained.stderr
     assert (
-        "everything is in run" in " ".join(trained.stdout.split())
-        and (tmp_path / "run" / "chart.png").stat().st_size > 0
+        "everything is in my run" in " ".join(trained.stdout.split())
+        and (tmp_path / "my run" / "chart.png").stat().st_size > 0
     )
     assert "half of a pair: \\ud800" in trained.stdout
     assert "  # Train longer" in trained.stdout or "  # Read tasks that" in trained.stdout
-    assert "next: art view run " in trained.stdout and "art audit run " in trained.stdout
-    measured = art("eval", *common, "--model", "run")
+    assert "next: art view 'my run' " in trained.stdout and "art audit 'my run' " in trained.stdout
+    measured = art("eval", *common, "--model", "my run")
     assert measured.returncode == 0, measured.stderr
     found = json.loads(measured.stdout)
     assert found["n"] == 2 and (tmp_path / found["run_dir"] / "run.sqlite").is_file()
-    assert found["run_dir"].endswith("-eval-run") and f"recorded in {found['run_dir']}" in measured.stderr
+    assert found["run_dir"].endswith("-eval-my run") and f"recorded in {found['run_dir']}" in measured.stderr
+    assert f"art compare OTHER_RUN '{found['run_dir']}' " in measured.stderr
 
 
 @pytest.mark.system
