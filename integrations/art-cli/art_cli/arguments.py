@@ -68,6 +68,13 @@ def load_example() -> Any:
         ) from error
 
 
+def import_folders(folder: Path) -> list[Path]:
+    """Return from where code in ``folder`` is imported: the nearest ``src``, if any, then what is around its package."""
+    upwards = (folder, *folder.parents)
+    outside = next(it for it in upwards if not (it / "__init__.py").exists())
+    return [*[it for it in upwards if it.name == "src"][:1], outside]
+
+
 def load_file(path: Path) -> Any:
     """Import a .py file once, with its folder on ``sys.path``; a file of a package as its module.
 
@@ -81,9 +88,8 @@ def load_file(path: Path) -> Any:
 @functools.cache  # by the whole path: app.py is another file in another working directory
 def _load_file(path: Path) -> Any:
     folder = path.parent.resolve()
-    outside = next(it for it in (folder, *folder.parents) if not (it / "__init__.py").exists())
-    sources = [it for it in (folder, *folder.parents) if it.name == "src"]
-    for added in map(str, (*sources[:1], outside, folder)):
+    *sources, outside = import_folders(folder)
+    for added in map(str, (*sources, outside, folder)):
         if added not in sys.path:
             sys.path.insert(0, added)
     if outside != folder:  # its relative imports need the package
