@@ -302,9 +302,20 @@ def doctor(
         str | None, typer.Option(help="The engine vllm, the model smollm2 or the tasks bfcl; needs the network.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Run this agent once with made-up answers, and show where its model calls go.")
+        str | None,
+        typer.Option(
+            help="Run this agent once with made-up answers that call no tool, and show where its model calls go."
+        ),
     ] = None,
     task: Annotated[str, typer.Option(help="Its task; a text that is JSON is read as such.")] = "Say hello.",
+    tools: Annotated[
+        bool,
+        typer.Option(
+            "--tools",
+            help="Call each tool that the agent offers once. Tools then really run, with made-up arguments: one that deletes "
+            "or sends something does so.",
+        ),
+    ] = False,
 ) -> None:
     """Show what is installed, what is missing and for which plugin, and whether a GPU is usable."""
     from art_cli import doctor as examination
@@ -312,7 +323,7 @@ def doctor(
     if agent is not None:
         from art_cli.agent_calls import show_calls
 
-        return show_calls(agent, task)
+        return show_calls(agent, task, tools)
     if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
