@@ -186,10 +186,18 @@ def load_tasks(where: str) -> list[Any]:
     if not path.is_file():
         raise ConfigError(f"no such task file: {path}")
     if where.endswith(".json"):
-        return _task_list(_parse_json(path.read_text(encoding="utf-8"), where), where, "a list")
+        return _task_list(_parse_json(_read_text(path), where), where, "a list")
     # splitlines would also split at U+2028, within a task.
-    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
+    lines = enumerate(_read_text(path).split("\n"), start=1)
     return [_parse_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
+    except UnicodeDecodeError as error:
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise ConfigError(f"{path}, line {line}: the byte {byte:#04x} is not UTF-8; save the file as UTF-8") from error
 
 
 def _task_list(tasks: Any, where: str, wanted: str) -> list[Any]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -339,7 +339,7 @@ def command() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command; an ArtError prints one message without a traceback."""
+    """Run the command; an ArtError, or an OSError about a file, prints one message without a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Models emit lone surrogates too; stderr escapes them by default.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -347,13 +347,11 @@ def main() -> None:
         load_env_file()  # before the plugins are loaded: it may disable some
         command()()
     except ArtError as error:
-        if _debug:
-            sys.stderr.write(without_keys("".join(traceback.format_exception(error))))
-        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
-        message = printable(without_keys(str(error)))
-        Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
-        raise SystemExit(1) from error
+        _exit_with(error, str(error))
     except OSError as error:
+        if error.filename is not None:
+            advice = "check that path and its permissions; the option --debug prints the traceback"
+            _exit_with(error, f"{error.filename}: {error.strerror}; {advice}")
         if error.errno != errno.ENOSPC:
             raise
         # A full disk under the run folder raises an ArtError, so this is stdout's. At exit Python would flush to it again.
@@ -362,6 +360,15 @@ def main() -> None:
             "the disk that stdout is written to is full; the run folder has everything done so far"
         )
         raise SystemExit(1) from error
+
+
+def _exit_with(error: Exception, message: str) -> NoReturn:
+    if _debug:
+        sys.stderr.write(without_keys("".join(traceback.format_exception(error))))
+    Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
+    text = printable(without_keys(message))
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text)
+    raise SystemExit(1) from error
 
 
 if __name__ == "__main__":
