@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from trainings import Place
@@ -56,6 +57,36 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(place, more):
     done = json.loads((place.run_dir / "report.json").read_text())["steps"]
     assert done == len(place.steps) >= 3
     place.goes_on(done + 1, resume=True)
+
+
+ENDS_ITSELF = """
+    import os, signal
+    import httpx
+
+    presses = [signal.SIGINT]
+
+    def agent(task, address):
+        body = {"messages": [{"role": "user", "content": task}], "max_tokens": 8}
+        httpx.post(f"{address.base_url}/chat/completions", json=body, timeout=60, trust_env=False)
+        while presses:
+            os.kill(os.getpid(), presses.pop())
+
+    def reward(trajectory):
+        return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ((), "art train --resume 'my [own] run' resumes after the last finished step"),
+        (("--dry-run",), "the same command repeats the dry run"),
+    ],
+)
+def test_an_interrupted_training_names_the_command_that_goes_on(place, more, hint):
+    (place.folder / "agent.py").write_text(textwrap.dedent(ENDS_ITSELF))
+    status, said = place.ends(place.start(5, "--run-dir", "my [own] run", *more))
+    assert status == 130 and said.endswith(hint), said
 
 
 async def test_a_forked_child_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path):

@@ -68,6 +68,13 @@ def load_example() -> Any:
         ) from error
 
 
+def import_folders(folder: Path) -> list[Path]:
+    """Return from where code in ``folder`` is imported: the nearest ``src``, if any, then what is around its package."""
+    upwards = (folder, *folder.parents)
+    outside = next(it for it in upwards if not (it / "__init__.py").exists())
+    return [*[it for it in upwards if it.name == "src"][:1], outside]
+
+
 def load_file(path: Path) -> Any:
     """Import a .py file once, with its folder on ``sys.path``; a file of a package as its module.
 
@@ -81,9 +88,8 @@ def load_file(path: Path) -> Any:
 @functools.cache  # by the whole path: app.py is another file in another working directory
 def _load_file(path: Path) -> Any:
     folder = path.parent.resolve()
-    outside = next(it for it in (folder, *folder.parents) if not (it / "__init__.py").exists())
-    sources = [it for it in (folder, *folder.parents) if it.name == "src"]
-    for added in map(str, (*sources[:1], outside, folder)):
+    *sources, outside = import_folders(folder)
+    for added in map(str, (*sources, outside, folder)):
         if added not in sys.path:
             sys.path.insert(0, added)
     if outside != folder:  # its relative imports need the package
@@ -180,10 +186,18 @@ def load_tasks(where: str) -> list[Any]:
     if not path.is_file():
         raise ConfigError(f"no such task file: {path}")
     if where.endswith(".json"):
-        return _task_list(_parse_json(path.read_text(encoding="utf-8"), where), where, "a list")
+        return _task_list(_parse_json(_read_text(path), where), where, "a list")
     # splitlines would also split at U+2028, within a task.
-    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
+    lines = enumerate(_read_text(path).split("\n"), start=1)
     return [_parse_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
+    except UnicodeDecodeError as error:
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise ConfigError(f"{path}, line {line}: the byte {byte:#04x} is not UTF-8; save the file as UTF-8") from error
 
 
 def _task_list(tasks: Any, where: str, wanted: str) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from art_cli.change import Z_95
+from art_cli.resuming import quoted
 from art_core.store import Store
 from art_core.store.rollouts import SCORED
 from art_core.store.run_folder import store_file
@@ -80,7 +81,7 @@ def hints_of(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
     """Return the hints about a run folder with this ``report.json``."""
     with Store(store_file(run_dir)) as store:
         found = hints(store, store.history(report["steps"]), report["evaluations"])
-    return [f"{sentence}: art view {run_dir}" for sentence in found]
+    return [f"{sentence}: art view {quoted(run_dir)}" for sentence in found]
 
 
 class Rows(Protocol):

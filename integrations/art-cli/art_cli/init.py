@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from art_cli.arguments import import_folders
 from art_cli.find_agents import FoundAgent, find_agents
 from art_core.errors import ConfigError
 
@@ -65,7 +67,7 @@ class Starter:
                 *lines,
                 "next: put your tasks into tasks.jsonl and held_out.jsonl and your reward into train.py, or let a coding "
                 "agent do it with the skill train-agent; then:",
-                f"  art doctor --agent {self.agent}",
+                f"  art doctor --agent {shlex.quote(str(self.agent))}",
                 "  python train.py --dry-run",
             ]
         )
@@ -112,28 +114,32 @@ def _chosen(where: str | None, folder: Path) -> FoundAgent:
             "a function of one task that calls a model, or a function without parameters that makes one"
         )
     if len(found) > 1:
-        listed = "\n".join(f"  art init {it}    # line {it.line}: {it.what}" for it in found)
+        listed = "\n".join(f"  art init {shlex.quote(str(it))}    # line {it.line}: {it.what}" for it in found)
         raise ConfigError(f"{len(found)} agents were found in {folder}; choose one:\n{listed}")
     return found[0]
 
 
 def _words(agent: FoundAgent, folder: Path) -> dict[str, str]:
     """Return what the templates' placeholders stand for."""
-    parts = list(agent.file.with_suffix("").parts)
-    source = parts.pop(0) if parts[0] == "src" and len(parts) > 1 else None
+    root, file = Path(os.path.abspath(folder)), Path(os.path.abspath(folder / agent.file))
+    *sources, outside = import_folders(file.parent)
+    sources = [it for it in sources if it.is_relative_to(root)]  # the repository itself may be in a folder src
+    if outside in root.parents and not root.name.isidentifier():
+        outside = root  # no package, even if it has an __init__.py
+    # Outside a package, Python files import their neighbours by plain names.
+    start = outside if outside != file.parent else next(iter(sources), root)
+    parts = list(Path(os.path.relpath(file, start)).with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()
     if not parts or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise ConfigError(
             f"{agent.file} cannot be imported, because a part of its path is not a Python name; rename it"
         )
-    beside = agent.file.parent
-    # Outside a package, Python files import their neighbours by plain names.
-    alone = beside != Path() and not (folder / beside / "__init__.py").exists()
-    paths = [*([source] if source else []), *([beside.as_posix()] if alone else [])]
+    paths = [Path(os.path.relpath(it, root)).as_posix() for it in dict.fromkeys([*sources, outside]) if it != root]
     graph = agent.what in GRAPHS
     return {
         "agent": str(agent),
+        "argument": shlex.quote(str(agent)),
         "name": agent.name,
         "module": ".".join(parts),
         "path_import": "import sys\nfrom pathlib import Path\n" if paths else "",

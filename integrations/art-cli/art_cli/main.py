@@ -9,10 +9,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -32,11 +32,11 @@ from art_cli.arguments import (
 from art_cli.catalogue import TO_DO
 from art_cli.init import init
 from art_cli.new_plugin import Kind, write_plugin
+from art_cli.resuming import quoted, resume_hint, resumed, same_command
 from art_cli.variables import load_env_file, warn_refused
-from art_core.errors import ArtError, ConfigError, Terminated
-from art_core.plugin_api import LEFT_OUT, Plugins, left_out, memory, printable, start_early, without_keys
-from art_core.store import Store
-from art_core.store.run_folder import new_run_dir, store_file
+from art_core.errors import ArtError
+from art_core.plugin_api import Plugins, left_out, memory, printable, start_early, without_keys
+from art_core.store.run_folder import new_run_dir
 
 _debug = False
 app = typer.Typer(
@@ -94,7 +94,7 @@ def demo(
         example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
     run_dir = run_dir or new_run_dir("demo")
-    with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
+    with resume_hint(run_dir, same_command(run_dir)):
         result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
     show(result)
 
@@ -148,11 +148,13 @@ def train(
         raise typer.BadParameter("--resume already names the run folder; drop --run-dir")
     if resume:
         run_dir = resume.absolute()
-        arguments = _resumed(run_dir, arguments, {name for name in arguments if _on_command_line(context, name)})
+        arguments = resumed(run_dir, arguments, {name for name in arguments if _on_command_line(context, name)})
     if arguments["agent"] is None or arguments["tasks"] is None:
         raise typer.BadParameter("pass AGENT and TASKS, or resume a run with `art train --resume RUN_DIR`")
     run_dir = run_dir or new_run_dir(arguments["model"])
-    with resume_hint(run_dir, f"art train --resume {run_dir}"):
+    # A dry run stores no command that --resume could start again.
+    again = ("the same command", "repeats the dry run") if dry_run else (f"art train --resume {quoted(run_dir)}",)
+    with resume_hint(run_dir, *again):
         result = _train(arguments, run_dir, dry_run, allow_changes)
     if dry_run:
         from art_cli.dry_run import show as show_dry_run
@@ -180,40 +182,6 @@ def _starting_engine(engine: str | None = None) -> Iterator[None]:
 def _on_command_line(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _command_of(run_dir: Path) -> dict[str, Any]:
-    """Return the arguments (``given``) and the working ``folder`` with which ``art train`` last started a run.
-
-    Raises ConfigError if ``art train`` did not start it, or if that folder is gone.
-    """
-    with Store(store_file(run_dir)) as store:
-        command = store.meta("command")
-    if not command:
-        raise ConfigError(
-            f"{run_dir} was not started by `art train`, so its agent is unknown; to resume it, repeat the call that started it "
-            f"with run_dir={str(run_dir)!r}"
-        )
-    if not Path(command["folder"]).is_dir():
-        raise ConfigError(
-            f"{run_dir} was started in {command['folder']}, which no longer exists; pass AGENT and TASKS to `art train`, with "
-            f"--run-dir {run_dir}"
-        )
-    return command
-
-
-def _resumed(run_dir: Path, arguments: Mapping[str, Any], overrides: Collection[str]) -> dict[str, Any]:
-    """Change to the folder in which a run was last started; return its arguments then, with ``overrides`` from ``arguments``."""
-    last_start = _command_of(run_dir)
-    os.chdir(last_start["folder"])
-    load_env_file()
-    settings = {**last_start["given"]["set_"], **arguments["set_"]}
-    if redacted := [name for name, value in settings.items() if value == LEFT_OUT]:
-        raise ConfigError(
-            f"{run_dir} was started with secret values, which a run folder does not store; pass them again: "
-            f"art train --resume {run_dir} {' '.join(f'--set {name}=VALUE' for name in redacted)}"
-        )
-    return {**arguments, **last_start["given"], **{name: arguments[name] for name in overrides}, "set_": settings}
 
 
 NOT_SETTABLE = (
@@ -283,13 +251,13 @@ def evaluate(
     with nullcontext() if live else _starting_engine(settings.get("engine")):
         loaded = (load_object if live else load_agent)(agent), load_tasks(tasks)
     settings |= {"to_output": load_object(to_output)} if to_output else {}
-    with resume_hint(run_dir, f"the same command with --run-dir {run_dir}", "resumes it"):
+    with resume_hint(run_dir, same_command(run_dir), "resumes it"):
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
     if not sys.stdout.isatty():  # the same is on stderr for people
         print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
     after = (
-        f"next: art compare OTHER_RUN {report.run_dir} compares it with another evaluation of these tasks, "
-        f"art view {report.run_dir} (with art-server) shows every rollout"
+        f"next: art compare OTHER_RUN {quoted(report.run_dir)} compares it with another evaluation of these tasks, "
+        f"art view {quoted(report.run_dir)} (with art-server) shows every rollout"
     )
     Console(stderr=True).print(after, markup=False, highlight=False, soft_wrap=True)
 
@@ -334,9 +302,20 @@ def doctor(
         str | None, typer.Option(help="The engine vllm, the model smollm2 or the tasks bfcl; needs the network.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Run this agent once with made-up answers, and show where its model calls go.")
+        str | None,
+        typer.Option(
+            help="Run this agent once with made-up answers that call no tool, and show where its model calls go."
+        ),
     ] = None,
     task: Annotated[str, typer.Option(help="Its task; a text that is JSON is read as such.")] = "Say hello.",
+    tools: Annotated[
+        bool,
+        typer.Option(
+            "--tools",
+            help="Call each tool that the agent offers once. Tools then really run, with made-up arguments: one that deletes "
+            "or sends something does so.",
+        ),
+    ] = False,
 ) -> None:
     """Show what is installed, what is missing and for which plugin, and whether a GPU is usable."""
     from art_cli import doctor as examination
@@ -344,23 +323,12 @@ def doctor(
     if agent is not None:
         from art_cli.agent_calls import show_calls
 
-        return show_calls(agent, task)
+        return show_calls(agent, task, tools)
     if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
     if not examination.report(examination.examine(), examination.variables(), Console(markup=False)):
         raise typer.Exit(1)
-
-
-@contextmanager
-def resume_hint(run_dir: Path, command: str, effect: str = "resumes after the last finished step") -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, print the command that resumes the run, and exit."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        text = f"{command} {effect}" if run_dir.exists() else "stopped before anything was recorded"
-        Console(stderr=True, soft_wrap=True, highlight=False).print(text)
-        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
 @functools.cache
@@ -371,7 +339,7 @@ def command() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command; an ArtError prints one message without a traceback."""
+    """Run the command; an ArtError, or an OSError about a file, prints one message without a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Models emit lone surrogates too; stderr escapes them by default.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -379,13 +347,11 @@ def main() -> None:
         load_env_file()  # before the plugins are loaded: it may disable some
         command()()
     except ArtError as error:
-        if _debug:
-            sys.stderr.write(without_keys("".join(traceback.format_exception(error))))
-        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
-        message = printable(without_keys(str(error)))
-        Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
-        raise SystemExit(1) from error
+        _exit_with(error, str(error))
     except OSError as error:
+        if error.filename is not None:
+            advice = "check that path and its permissions; the option --debug prints the traceback"
+            _exit_with(error, f"{error.filename}: {error.strerror}; {advice}")
         if error.errno != errno.ENOSPC:
             raise
         # A full disk under the run folder raises an ArtError, so this is stdout's. At exit Python would flush to it again.
@@ -394,6 +360,15 @@ def main() -> None:
             "the disk that stdout is written to is full; the run folder has everything done so far"
         )
         raise SystemExit(1) from error
+
+
+def _exit_with(error: Exception, message: str) -> NoReturn:
+    if _debug:
+        sys.stderr.write(without_keys("".join(traceback.format_exception(error))))
+    Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
+    text = printable(without_keys(message))
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text)
+    raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.table import Table
 from art_cli.change import change
 from art_cli.hints import hints_of
 from art_cli.next_steps import Advice, next_steps
+from art_cli.resuming import quoted
 from art_core import Report, TrainResult
 from art_core.plugin_api import plural, printable
 from art_core.store import Store
@@ -31,9 +32,9 @@ def show(result: TrainResult) -> None:
 
     console, hints = Console(), hints_of(result.run_dir, result.report)
     print_result(result, console, hints)
-    run_dir = result.run_dir
+    run_dir = quoted(result.run_dir)
     can_draw = importlib.util.find_spec("matplotlib") is not None
-    lines = [f"chart: {draw(run_dir)}" if can_draw else "no chart: pip install matplotlib"]
+    lines = [f"chart: {draw(result.run_dir)}" if can_draw else "no chart: pip install matplotlib"]
     lines += [f"next: {command}  # {text}" if command else f"next: {text}" for text, command in advice(result, hints)]
     lines.append(f"next: art view {run_dir} (with art-server) shows it in the browser, art audit {run_dir} checks it")
     for line in lines:

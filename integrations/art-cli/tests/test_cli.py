@@ -10,6 +10,9 @@ from pathlib import Path
 import doc_shell
 import pytest
 
+from art_cli.arguments import load_tasks
+from art_core.errors import ConfigError
+
 AGENT = """
     from openai import OpenAI
 
@@ -48,21 +51,22 @@ def art(tmp_path, monkeypatch):
 def test_train_and_eval_an_agent_from_files(art, tmp_path):
     common = ["agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward"]
     trained = art(
-        "train", *common, "--steps", "1", "--run-dir", "run", "--eval-tasks", "tasks.jsonl", "--set", "group_size=2"
+        "train", *common, "--steps", "1", "--run-dir", "my run", "--eval-tasks", "tasks.jsonl", "--set", "group_size=2"
     )
     assert trained.returncode == 0, trained.stderr
     assert (
-        "everything is in run" in " ".join(trained.stdout.split())
-        and (tmp_path / "run" / "chart.png").stat().st_size > 0
+        "everything is in my run" in " ".join(trained.stdout.split())
+        and (tmp_path / "my run" / "chart.png").stat().st_size > 0
     )
     assert "half of a pair: \\ud800" in trained.stdout
     assert "  # Train longer" in trained.stdout or "  # Read tasks that" in trained.stdout
-    assert "next: art view run " in trained.stdout and "art audit run " in trained.stdout
-    measured = art("eval", *common, "--model", "run")
+    assert "next: art view 'my run' " in trained.stdout and "art audit 'my run' " in trained.stdout
+    measured = art("eval", *common, "--model", "my run")
     assert measured.returncode == 0, measured.stderr
     found = json.loads(measured.stdout)
     assert found["n"] == 2 and (tmp_path / found["run_dir"] / "run.sqlite").is_file()
-    assert found["run_dir"].endswith("-eval-run") and f"recorded in {found['run_dir']}" in measured.stderr
+    assert found["run_dir"].endswith("-eval-my run") and f"recorded in {found['run_dir']}" in measured.stderr
+    assert f"art compare OTHER_RUN '{found['run_dir']}' " in measured.stderr
 
 
 @pytest.mark.system
@@ -113,6 +117,8 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
     (tmp_path / "broken.py").write_text("import os\nimport not_there_at_all\n")
     (tmp_path / "failing.py").write_text("def tasks():\n    return [1 / 0]\n")
+    (tmp_path / "latin.jsonl").write_bytes('"one"\n"zwölf"\n'.encode("latin-1"))
+    (tmp_path / ".agents").write_text("")
     for arguments, said in [
         (("train", "nope.py:agent", "tasks.jsonl"), "no such file: nope.py"),
         (("train", "broken.py:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
@@ -130,6 +136,11 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
         ),
         (("train", "agent.py:build_agent", "one.json"), "one.json must be a list of tasks, got dict; pass a list"),
         (("train", "agent.py:build_agent", "nope.jsonl"), "no such task file: nope.jsonl"),
+        (
+            ("train", "agent.py:build_agent", "latin.jsonl"),
+            "latin.jsonl, line 2: the byte 0xf6 is not UTF-8; save the file as UTF-8",
+        ),
+        (("init",), "NotADirectoryError: .agents/skills/train-agent: Not a directory; check"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "use --reward ruler"),
@@ -142,6 +153,34 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     ]:
         done = art(*arguments)
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.system
+def test_an_error_of_the_system_that_names_no_file_keeps_its_traceback(tmp_path):
+    code = """
+from art_cli.main import app, main
+
+@app.command()
+def broken():
+    raise OSError(5, "Input/output error")
+
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "broken"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "Traceback" in done.stderr and "in broken" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.json"])
+def test_tasks_may_begin_with_a_byte_order_mark_and_other_encodings_are_refused(tmp_path, name):
+    file = tmp_path / name
+    text = '["zwölf"]'
+    file.write_text(text, encoding="utf-8-sig")
+    assert load_tasks(str(file)) == (["zwölf"] if name.endswith(".json") else [["zwölf"]])
+    file.write_text(text, encoding="utf-16")
+    with pytest.raises(ConfigError, match=rf"{name}, line 1: the byte 0xff is not UTF-8; save the file as UTF-8"):
+        load_tasks(str(file))
 
 
 @pytest.mark.system

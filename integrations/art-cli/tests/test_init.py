@@ -183,10 +183,13 @@ def test_the_skill_is_one_that_coding_agents_load_and_its_commands_exist(tmp_pat
     [
         ("src__shop__answers", f"    from shop.words import WORDS{FUNCTION}"),
         ("backend__graph", f"    from words import WORDS{GRAPH}"),
+        ("backend__app__agent", f"    from app.words import WORDS\n    from .words import WORDS{FUNCTION}"),
     ],
 )
 def test_a_dry_run_of_what_is_written_rolls_out_the_agent_as_it_is(tmp_path, where, code):
     repository(tmp_path, **{where: code, f"{where.rpartition('__')[0]}__words": "WORDS = 1"})
+    if "from ." in code:
+        (tmp_path / "backend" / "app" / "__init__.py").touch()
     starter = write_starter(None, tmp_path)
     ast.parse((tmp_path / "train.py").read_text())
     env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
@@ -200,6 +203,38 @@ def test_a_dry_run_of_what_is_written_rolls_out_the_agent_as_it_is(tmp_path, whe
         [sys.executable, "-c", found, str(starter.agent)], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert starter.agent.name in loaded.stdout, loaded.stderr
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("repo", "file", "packages", "imports"),
+    [
+        ("my-shop", "app/agent.py", ["app"], "from app.words import WORDS"),
+        ("my-shop", "my backend/app/agent.py", ["my backend/app"], "from app.words import WORDS"),
+        ("my-shop", "backend/app/api/agent.py", ["backend/app", "backend/app/api"], "from app.api.words import WORDS"),
+        ("my-shop", "backend/app/__init__.py", ["backend/app"], "from app.words import WORDS"),
+        ("my-shop", "services/shop/src/shop/agent.py", [], "from shop.words import WORDS"),
+        ("my-shop", "src/shop/agent.py", ["src", "src/shop"], "from ..shop.words import WORDS"),
+        ("my-shop", "agent.py", ["."], "from words import WORDS"),
+        ("shop", "agent.py", ["."], "from shop.words import WORDS"),
+    ],
+)
+def test_what_is_written_imports_the_agent_as_its_own_code_does(tmp_path, repo, file, packages, imports):
+    folder = tmp_path / repo
+    folder.mkdir()
+    for package in packages:
+        (folder / package).mkdir(parents=True, exist_ok=True)
+        (folder / package / "__init__.py").touch()
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name("words.py").write_text("WORDS = 1")
+    path.write_text(f"{imports}\ndef agent(task): ...")
+    write_starter(f"{file}:agent", folder)
+    done = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (folder / "train.py").read_text() + done.stderr
+    assert "function agent" in loaded(folder, f"{file}:agent")
 
 
 def loaded(folder, where):

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from art_cli.resuming import quoted
 from art_cli.summary import print_trajectory
 from art_compare.comparison import Comparison, Difference, conditions
 from art_compare.comparison import compare as compare_sides
@@ -128,7 +129,7 @@ def _next(comparison: Comparison) -> str:
     holding = [side for side in sides if all(it.state == "holds" for it in comparison.verdicts if it.side == side)]
     if holding:
         return f"step 6 of docs/howto/own-model.md gives {' or '.join(holding)} a share of the conversations"
-    every = f"art view {comparison.sides[-1].run_dir} (with art-server)"
+    every = f"art view {quoted(comparison.sides[-1].run_dir)} (with art-server)"
     flips = [comparison.flips(number) for number in range(1, len(comparison.sides))]
     flipped = any(it.lost or it.won for it in flips)
     return "--transcripts 3 shows tasks that flipped" if flipped else f"{every} shows every rollout"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from art_cli.arguments import load_agent, load_object, load_reward, load_tasks
-from art_cli.main import resume_hint
+from art_cli.resuming import resume_hint
 from art_cli.variables import warn_refused
 from art_compare.sides import has_evaluation, named
 from art_core.errors import ConfigError

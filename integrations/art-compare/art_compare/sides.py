@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,9 +95,8 @@ def _source(spec: str) -> _Source:
         rows, reward = store.meta("evaluations", []), store.meta("reward")
     names = list(dict.fromkeys(row["name"] for row in rows))
     if not names:
-        raise ConfigError(
-            f"{run_dir} has no evaluation; train with eval_tasks=, or measure it with `art eval --model {run_dir}`"
-        )
+        measure = f"art eval --model {shlex.quote(str(run_dir))}"
+        raise ConfigError(f"{run_dir} has no evaluation; train with eval_tasks=, or measure it with `{measure}`")
     evaluation = wanted or next((each for each in NEWEST_FIRST if each in names), names[-1])
     if evaluation not in names:
         raise ConfigError(f"{run_dir} has no evaluation {evaluation!r}; it has {', '.join(map(repr, names))}")

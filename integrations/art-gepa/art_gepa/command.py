@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from art_cli.arguments import load_agent, load_object, load_reward, load_tasks, parse_settings
-from art_cli.main import AGENT, TASKS, Model, Reward, RunDir, Settings, resume_hint
+from art_cli.main import AGENT, TASKS, Model, Reward, RunDir, Settings
+from art_cli.resuming import quoted, resume_hint, same_command
 from art_core.plugin_api import plural
 from art_core.store.run_folder import new_run_dir
 
@@ -53,7 +54,7 @@ def optimize(
     run_dir = run_dir or new_run_dir(f"prompts-{Path(model).name}")
     settings = parse_settings(set_ or [], NOT_SETTABLE)
     loaded = (load_object if model == "live" else load_agent)(agent), load_tasks(tasks)
-    with resume_hint(run_dir, f"the same command with --run-dir {run_dir}"):
+    with resume_hint(run_dir, same_command(run_dir)):
         work = search.optimize(
             *loaded, model=model, reward=load_reward(reward), rollouts=rollouts, max_cost=max_cost,
             reflector=load_reflector(reflector), seed=seed, run_dir=run_dir,
@@ -86,4 +87,4 @@ def show(result: Result) -> None:
         before, after = result.held_out
         console.print(f"held out: {before}  ->  {after}")
     console.print(f"the new texts are in {result.file}")
-    console.print(f"next: art train, art eval and art gateway accept them: --prompts {result.file}")
+    console.print(f"next: art train, art eval and art gateway accept them: --prompts {quoted(result.file)}")

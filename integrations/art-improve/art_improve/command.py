@@ -12,7 +12,8 @@ from rich.table import Table
 
 from art_cli.arguments import load_agent, load_reward, load_tasks, parse_settings
 from art_cli.dry_run import duration
-from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, TASKS, Model, Reward, RunDir, Settings, resume_hint
+from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, TASKS, Model, Reward, RunDir, Settings
+from art_cli.resuming import quoted, resume_hint, same_command
 from art_core.plugin_api import plural
 from art_core.store.run_folder import new_run_dir
 from art_gepa.command import load_reflector
@@ -60,7 +61,7 @@ def improve(
     run_dir = run_dir or new_run_dir(f"improve-{Path(model).name}")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     settings = parse_settings(set_ or [], NOT_SETTABLE)
-    again = f"the same command with --run-dir {run_dir}"
+    again = same_command(run_dir)
     with resume_hint(run_dir, again, "continues where it stopped"):
         work = start(
             load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), held_out=load_tasks(held_out),
@@ -88,11 +89,11 @@ def show(result: Improvement, console: Console) -> None:
     expected = ", then ".join(duration(it.seconds) for it in result.forecasts)
     took = f"{plural(result.rollouts, 'rollout')}, {duration(result.seconds)}; forecast: {expected}"
     console.print(f"held out: {result.before} -> {result.after} ({took})")
-    prompts = f" --prompts {result.prompts}" if result.prompts else ""
+    prompts = f" --prompts {quoted(result.prompts)}" if result.prompts else ""
     if prompts:
         console.print(f"better prompts: pass{prompts}, or put them into the agent")
     if result.weights:
-        console.print(f"next: art gateway --model {result.weights}{prompts}")
+        console.print(f"next: art gateway --model {quoted(result.weights)}{prompts}")
 
 
 def change(contribution: Contribution) -> str:

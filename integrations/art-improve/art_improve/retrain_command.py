@@ -13,7 +13,8 @@ from rich.console import Console
 
 from art_cli.arguments import load_agent, load_reward, load_tasks, parse_settings
 from art_cli.dry_run import duration
-from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, Reward, Settings, resume_hint
+from art_cli.main import AGENT, ENDED_EARLY, MAY_PASS, Reward, Settings
+from art_cli.resuming import quoted, resume_hint
 from art_core.plugin_api import plural
 from art_core.types import JsonDict
 from art_improve.command import shown
@@ -95,14 +96,13 @@ def show(round_: Round, run_dir: Path, say: Callable[[str], None]) -> None:
     for line in lines(round_):
         say(line)
     if round_.state == "accepted":
-        say(f"{link} leads to it; a gateway with --upstream mine={link} offers it to users")
+        say(f"{link} leads to it; a gateway with --upstream mine={quoted(link)} offers it to users")
     elif history.current is not None:
         say(f"{link} still leads to {history.current}")
     if round_.state == "rejected":
-        say(
-            f"next: art compare {run} --transcripts 3  # Read tasks that it lost. Its training tasks stay new for the next call."
-        )
-    say(f"next: art view {run_dir}  # See all rounds (needs art-server).")
+        lost = "Read tasks that it lost. Its training tasks stay new for the next call."
+        say(f"next: art compare {quoted(run)} --transcripts 3  # {lost}")
+    say(f"next: art view {quoted(run_dir)}  # See all rounds (needs art-server).")
 
 
 def lines(it: Round) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,7 +184,8 @@ def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, m
             better, worse = pair if answer != "b" else pair[::-1]
             append_preference(out, Preference(better, worse, tie=answer == "="))
             answered += 1
-    _printer(console)(f"{answered} preferences written to {out}; next: art judge calibrate RUN {out} --judge ...")
+    calibrate = f"art judge calibrate RUN {shlex.quote(str(out))} --judge ..."
+    _printer(console)(f"{answered} preferences written to {out}; next: {calibrate}")
 
 
 def _answer(text: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 EXAMPLE = "Examples: `art view runs/my-run`; all runs in a folder: `art view runs --port 8200 --no-browser`"
+
+CONSOLE_BROWSERS = {"www-browser", "links", "elinks", "lynx", "w3m"}
+"""They run no scripts, so they show nothing of the dashboard, and they take the terminal."""
 
 
 def view(
@@ -47,11 +52,18 @@ def view(
         f"{address}  shows {shown}; Ctrl-C stops it", markup=False
     )
     if browser:
-        import webbrowser
-
-        webbrowser.open(address)
+        # In a thread, because some commands end only when the browser is closed, and it waits for the page.
+        Thread(target=_open_browser, args=(address,), daemon=True).start()
     server = uvicorn.Server(uvicorn.Config(view_app(folders, host), log_level="warning", lifespan="off"))
     server.run(sockets=[listening])
+
+
+def _open_browser(address: str) -> None:
+    import webbrowser
+
+    with suppress(webbrowser.Error):  # there is none
+        if Path(webbrowser.get().name).name not in CONSOLE_BROWSERS:
+            webbrowser.open(address)
 
 
 def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import re
 import runpy
 import signal
@@ -131,6 +132,48 @@ async def test_the_command_says_its_address_and_ends_with_ctrl_c(recorded):
     process.send_signal(signal.SIGINT)
     said = (await process.communicate())[1].decode()
     assert process.returncode in (0, -signal.SIGINT, 130) and "Traceback" not in said, said
+
+
+BROWSER = f"""#!{sys.executable}
+import sys, urllib.request
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+try:
+    print("the browser got", opener.open(sys.argv[1], timeout=30).status, flush=True)
+except OSError as error:
+    print("the browser got", error, flush=True)
+"""
+
+
+async def view_with_a_browser(recorded, tmp_path, name, **env):
+    """Start the command where this browser is the only one, and return the process and its address."""
+    (tmp_path / name).write_text(BROWSER)
+    (tmp_path / name).chmod(0o755)
+    without = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    env = {**{key: value for key, value in os.environ.items() if key not in without}, "TERM": "xterm", **env}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CODE, str(recorded), "--port", "0", env={**env, "PATH": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    return process, re.search(r"http://127\.0\.0\.1:\d+/", (await process.stderr.readline()).decode())[0]
+
+
+@pytest.mark.system
+async def test_a_browser_whose_command_lasts_until_it_is_closed_gets_the_page(recorded, tmp_path):
+    process, _ = await view_with_a_browser(recorded, tmp_path, "own-browser", BROWSER=str(tmp_path / "own-browser"))
+    assert await process.stdout.readline() == b"the browser got 200\n"
+    process.send_signal(signal.SIGINT)
+    await process.communicate()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_browser_of_the_console_is_not_opened(recorded, tmp_path, named):
+    own = {"BROWSER": str(tmp_path / "w3m")} if named else {}
+    process, address = await view_with_a_browser(recorded, tmp_path, "w3m", **own)
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        assert (await http.get(f"{address}api/runs")).status_code == 200
+    process.send_signal(signal.SIGINT)
+    assert (await process.communicate())[0] == b""
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com", "8.8.8.8"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,7 +128,7 @@ def from_(
     say(f"{held_out}: {plural(len(curated.held_out), 'task')} of the newest conversations, held out")
     if not redact:
         say("the files contain what users wrote, including any secrets: --redact replaces keys and personal data")
-    say(f"next: art eval AGENT {held_out} --reward REWARD --live --run-dir runs/live")
+    say(f"next: art eval AGENT {shlex.quote(str(held_out))} --reward REWARD --live --run-dir runs/live")
 
 
 app.command(

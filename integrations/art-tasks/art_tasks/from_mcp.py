@@ -49,7 +49,7 @@ def from_mcp(
     that no attempt solves. Rollouts call the tools for real: point the command at a server whose data may change. Exit code 1: no
     task.
     """
-    from art_cli.main import resume_hint
+    from art_cli.resuming import resume_hint, same_command
     from art_tasks.mcp import files
     from art_tasks.mcp.attempts import Wanted, make_tasks
 
@@ -58,7 +58,7 @@ def from_mcp(
     wanted = Wanted(server, author, tasks, tries, solver, agent, about, tuple(env or ()), headers, run_dir)
     files.check([out, held_out])
     wanted.check()
-    again = f"the same command with --run-dir {run_dir}"
+    again = same_command(run_dir)
     with resume_hint(run_dir, again, "continues with the tasks and attempts so far"):
         tried = asyncio.run(make_tasks(wanted))
     if not files.save(tried, wanted, share, out, held_out):

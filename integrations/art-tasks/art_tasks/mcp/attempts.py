@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -165,4 +166,5 @@ async def _try(agent: object, tasks: list[JsonDict], wanted: Wanted, reward: Rub
 def _say_failed(how: str, attempts: Sequence[Trajectory], wanted: Wanted) -> None:
     if attempts:
         first: Any = attempts[0].error or attempts[0].notes.get("unscored", "no reason given")
-        say(f"{plural(len(attempts), 'attempt')} {how}; the first: {first}; to see them: art view {wanted.run_dir}")
+        see = f"art view {shlex.quote(str(wanted.run_dir))}"
+        say(f"{plural(len(attempts), 'attempt')} {how}; the first: {first}; to see them: {see}")
