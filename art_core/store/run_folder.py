@@ -26,6 +26,8 @@ CHECKPOINT = re.compile(r"step-(\d+)")
 HOLD_ATTEMPTS = 5
 _LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
 """Open lock files of ``claimed``."""
+_NAMED: set[Path] = set()
+"""Folders that ``new_run_dir`` made."""
 
 
 def _release_in_child() -> None:
@@ -50,8 +52,11 @@ def claimed(run_dir: Path) -> Iterator[bool]:
             f"as run_dir={str(run_dir / 'my-run')!r}"
         )
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        new = not any(run_dir.iterdir())
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        new = run_dir.absolute() in _NAMED
+        with suppress(FileExistsError):
+            run_dir.mkdir()
+            new = True
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
@@ -134,13 +139,15 @@ def new_run_dir(model: str) -> Path:
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    atexit.register(_remove_empty, folder.absolute())
+    _NAMED.add(folder.absolute())
     return folder
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
+@atexit.register
+def _remove_empty() -> None:
+    for folder in _NAMED:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def store_file(run_dir: str | Path) -> Path:
