@@ -70,6 +70,9 @@ Settings = Annotated[
     typer.Option("--set", help="A setting of docs/settings.md as NAME=VALUE, such as max_tokens=64; repeatable."),
 ]
 Prompts = Annotated[str | None, typer.Option(help="The file of `art optimize`: its texts replace the agent's own.")]
+ToOutput = Annotated[
+    str | None, typer.Option(help="MODULE:NAME of a function of the agent's output; the reward sees its result.")
+]
 ENDED_EARLY, MAY_PASS = 3, 75
 """Exit codes if training ends before its last step; 75 is EX_TEMPFAIL in sysexits.h."""
 Model = Annotated[
@@ -112,6 +115,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
     run_dir: RunDir = None,
     eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, in the same form as TASKS.")] = None,
+    to_output: ToOutput = None,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and of sampling.")] = 0,
     tracker: Annotated[
         list[str] | None, typer.Option(help="Where to log metrics, such as wandb or langfuse; repeatable.")
@@ -143,7 +147,7 @@ def train(
     """
     once = ("dry_run", "resume", "run_dir", "allow_changes")
     arguments = {name: value for name, value in context.params.items() if name not in once}
-    arguments["set_"] = parse_settings(set_ or [], NOT_SETTABLE)
+    arguments["set_"] = parse_settings(set_ or [], (*NOT_SETTABLE, "to_output"))
     if resume and run_dir:
         raise typer.BadParameter("--resume already names the run folder; drop --run-dir")
     if resume:
@@ -208,6 +212,7 @@ def _train(arguments: Mapping[str, Any], run_dir: Path, dry_run: bool, allow_cha
         dry_run=dry_run,
         allow_changes=allow_changes,
         eval_tasks=load_tasks(arguments["eval_tasks"]) if arguments["eval_tasks"] else None,
+        to_output=load_object(arguments["to_output"]) if arguments["to_output"] else None,
         trackers=arguments["tracker"] or (),
         plugins=with_prompts(arguments["prompts"]),
         command={} if dry_run else {"folder": str(Path.cwd()), "given": stored},
@@ -232,9 +237,7 @@ def evaluate(
         ),
     ] = False,
     temperature: Annotated[float | None, typer.Option(help="Overrides the agent's temperature.")] = None,
-    to_output: Annotated[
-        str | None, typer.Option(help="MODULE:NAME of a function of the agent's output; the reward sees its result.")
-    ] = None,
+    to_output: ToOutput = None,
     run_dir: RunDir = None,
     prompts: Prompts = None,
     set_: Settings = None,
@@ -247,7 +250,7 @@ def evaluate(
     model = "live" if live else model
     run_dir = run_dir or new_run_dir(f"eval-{Path(model).name}")
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
-    settings |= parse_settings(set_ or [], {"reward", "plugins", *settings})
+    settings |= parse_settings(set_ or [], {"reward", "plugins", "to_output", *settings})
     with nullcontext() if live else _starting_engine(settings.get("engine")):
         loaded = (load_object if live else load_agent)(agent), load_tasks(tasks)
     settings |= {"to_output": load_object(to_output)} if to_output else {}

@@ -11,6 +11,7 @@ import doc_shell
 import pytest
 
 from art_cli.arguments import load_tasks
+from art_core import load_trajectories
 from art_core.errors import ConfigError
 
 AGENT = """
@@ -74,10 +75,12 @@ def test_a_file_may_name_a_reward_made_of_several(art, tmp_path):
     with (tmp_path / "agent.py").open("a") as file:
         file.write(
             "\nimport art_core\nboth = art_core.weighted(length=(0.5, reward), short=(2, lambda t: len(t.output) < 9))\n"
+            "def shortened(output):\n    return 'a' if len(output) % 2 else ''\n"
         )
     common = ["agent.py:build_agent", "tasks.jsonl", "--steps", "1", "--set", "group_size=2", "--run-dir", "run"]
-    trained = art("train", *common, "--reward", "agent.py:both")
+    trained = art("train", *common, "--reward", "agent.py:both", "--to-output", "agent.py:shortened")
     assert trained.returncode == 0, trained.stderr
+    assert {t.output for t in load_trajectories(tmp_path / "run")} <= {"", "a"}, "of --to-output"
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert line["reward"] == pytest.approx(0.5 * line["reward/length"] + 2 * line["reward/short"])
 
@@ -145,6 +148,7 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "use --reward ruler"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "trackers=wandb"), "use --tracker wandb"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "to_output=a.py:f"), "use --to-output a.py:f"),
         (
             ("train", "agent.py:build_agent", "tasks.jsonl", "--set", "overlong=False"),
             "overlong must be None, 'train' or 'drop', got False",
