@@ -10,7 +10,10 @@ from typing import Any
 
 import pydantic
 
-from art_core.testing import AdapterReport, check_adapter
+import art_core as art
+from art_core.testing import AdapterReport, CountingLearner, FakeEngine, check_adapter
+from art_core.testing.provider import scripted_reply
+from art_core.types import Trajectory
 
 Make = Callable[[str], Callable[[str], Any]]
 """Makes an agent that asks at a base URL."""
@@ -126,6 +129,15 @@ async def check_programs(agents: dict[str, Make], **checked: Any) -> AdapterRepo
     first = await check_adapter(many, **checked, runs=8)
     second = await check_adapter(few, **checked, runs=4)
     return replace(second, kinds={**second.kinds, **{kind: first.kinds[kind] for kind in many}})
+
+
+async def collected(folder: Path, agent: object, reply: Any = scripted_reply, **options: Any) -> list[Trajectory]:
+    """Return the rollouts of a task, two unless ``group_size`` says otherwise."""
+    (folder / "config.json").write_text("{}")
+    parts = {"engine": FakeEngine(reply), "learner": CountingLearner()}
+    async with art.open_run(folder / "run", model=folder, **parts) as run:
+        [group] = await run.collect(agent, ["Please do task-000."], **{"group_size": 2, **options})
+    return group.trajectories
 
 
 def assert_documented(report: AdapterReport, installed: str | None = None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from art_core import hookimpl, when_imported
 from art_core.types import RolloutAddress, RunAgent
-from art_http.frameworks import is_a, name_while, refuse_shared
+from art_http.frameworks import address_for, is_a, name_while, refuse_shared
 
 
 @hookimpl
@@ -37,9 +39,10 @@ def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
 
 @hookimpl
 def redirect_clients() -> None:
-    """Name the agent that is calling, or the manager of a team."""
+    """Name the agent that is calling, or the manager of a team, and let no cache answer in a rollout."""
     when_imported("autogen_agentchat.agents", _name_agents)
     when_imported("autogen_agentchat.teams._group_chat._sequential_routed_agent", _name_members)
+    _wrap_cache()
 
 
 def _name_agents(module: Any) -> None:
@@ -55,3 +58,26 @@ def _name_members(module: Any) -> None:
         "on_message_impl",
         lambda handler: handler._agent.name if hasattr(handler, "_agent") else handler._name,
     )
+
+
+@functools.cache
+def _wrap_cache() -> None:
+    when_imported("autogen_ext.models.cache", _keep_cache_out)
+
+
+def _keep_cache_out(module: Any) -> None:
+    cache = module.ChatCompletionCache
+    cache.create = _outside_rollouts(cache.create)
+    cache.create_stream = _outside_rollouts(cache.create_stream)
+
+
+def _outside_rollouts(ask: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ask)
+    def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The model has no public name.
+        model = getattr(self.client, "_raw_config", {}).get("model")
+        if address_for(model):
+            return getattr(self.client, ask.__name__)(*args, **kwargs)
+        return ask(self, *args, **kwargs)
+
+    return asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from art_core import hookimpl, when_imported
+from art_core.errors import AgentError
 from art_core.types import RolloutAddress, RunAgent
 from art_http.frameworks import is_a, name_while, refuse_shared
 
@@ -28,16 +29,25 @@ def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
 
 
 def _agent(agent: Any, shared: bool) -> RunAgent:
+    if shared:
+        _copy(agent)  # so that an error is raised before the first rollout
+
     async def run(task_input: Any, address: RolloutAddress) -> str:
-        return (await (_equipped(agent.copy(), agent) if shared else agent).akickoff(task_input)).raw
+        return (await (_equipped(_copy(agent), agent) if shared else agent).akickoff(task_input)).raw
 
     return run
 
 
 def _crew(crew: Any, shared: bool) -> RunAgent:
+    if shared:
+        _copy(crew)  # so that an error is raised before the first rollout
+
     async def run(task_input: Any, address: RolloutAddress) -> str:
-        output = await (_copy(crew) if shared else crew).akickoff(inputs=_inputs(task_input))
-        if crew.stream:
+        running = _equipped_crew(crew) if shared else crew
+        # ``akickoff`` would plan on the event loop, which CrewAI refuses.
+        kickoff = running.kickoff_async if running.planning else running.akickoff
+        output = await kickoff(inputs=_inputs(task_input))
+        if running.stream:
             async for _ in output:
                 pass
             output = output.result
@@ -46,9 +56,21 @@ def _crew(crew: Any, shared: bool) -> RunAgent:
     return run
 
 
-def _copy(crew: Any) -> Any:
-    """Return a copy, because a run changes the crew: it fills the inputs in and keeps the outputs."""
-    copied = crew.copy()
+def _copy(original: Any) -> Any:
+    """Return a copy, because a run changes a crew: it fills the inputs in and keeps the outputs. Raises AgentError."""
+    try:
+        return original.copy()
+    except (LookupError, TypeError, ValueError) as error:
+        kind = type(original).__name__
+        why = " ".join(str(error).split())
+        raise AgentError(
+            f"this {kind} can't be copied for each rollout ({why:.200}); pass a function without parameters that makes one: "
+            f"def agent(): return {kind}(...)"
+        ) from error
+
+
+def _equipped_crew(crew: Any) -> Any:
+    copied = _copy(crew)
     for agent, original in zip(copied.agents, crew.agents, strict=True):
         _equipped(agent, original)
     return copied

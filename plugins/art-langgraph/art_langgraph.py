@@ -30,7 +30,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
         return None
 
     async def run(input: Any, address: RolloutAddress) -> Any:
-        return await agent.ainvoke(_state(agent, input), _thread(address), context=_default_context(agent))
+        return await _invoked(agent, _state(agent, input), _thread(address), _default_context(agent))
 
     return run
 
@@ -54,7 +54,7 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
         config, next_input = _thread(address), _state(graph, input)
         given = _default_context(graph) if context is None else context
         while True:
-            output = await graph.ainvoke(next_input, config, context=given)
+            output = await _invoked(graph, next_input, config, given)
             pending = output.get("__interrupt__") if isinstance(output, dict) else None
             if pending:
                 answers = {interrupt.id: await _answered(answer, interrupt.value) for interrupt in pending}
@@ -75,6 +75,17 @@ def _is_graph(agent: object) -> bool:
     if isinstance(agent, StateGraph):
         raise AgentError("this StateGraph is not compiled: pass graph.compile()")
     return isinstance(agent, Pregel)
+
+
+async def _invoked(graph: Pregel, input: Any, config: dict[str, Any], context: Any) -> Any:
+    try:
+        return await graph.ainvoke(input, config, context=context)
+    except NotImplementedError as error:
+        error.add_note(
+            "The graph was run with ainvoke. If a part of it works only synchronously, pass a function that invokes it: "
+            'def agent(task, address): return graph.invoke(task, {"configurable": {"thread_id": address.rollout_id}})'
+        )
+        raise
 
 
 async def _answered(answer: Answer, value: Any) -> Any:

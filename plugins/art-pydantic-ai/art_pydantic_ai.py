@@ -17,7 +17,7 @@ from art_core import destination, hookimpl, name_agents, when_imported
 from art_core.errors import CaptureError
 
 if TYPE_CHECKING:
-    from pydantic_ai.models import Model, StreamedResponse
+    from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -89,7 +89,7 @@ def _redirect(kind: type[Model]) -> None:
 def _answered(request: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(request)
     async def answered(self: Model, *args: Any, **kwargs: Any) -> Any:
-        policy = _policy(self)
+        policy = _policy(self, *args, **kwargs)
         return await (request(self, *args, **kwargs) if policy is None else policy.request(*args, **kwargs))
 
     return answered
@@ -99,7 +99,7 @@ def _streamed(request_stream: Callable[..., Any]) -> Callable[..., Any]:
     @asynccontextmanager
     @functools.wraps(request_stream)
     async def streamed(self: Model, *args: Any, **kwargs: Any) -> AsyncIterator[StreamedResponse]:
-        policy = _policy(self)
+        policy = _policy(self, *args, **kwargs)
         opened = request_stream(self, *args, **kwargs) if policy is None else policy.request_stream(*args, **kwargs)
         async with opened as stream:
             yield stream
@@ -120,8 +120,18 @@ def _refused(batch_create: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-def _policy(model: Model) -> OpenAIChatModel | None:
-    """Return the model that answers instead of ``model`` in this context; None if it answers itself."""
+def _policy(
+    model: Model,
+    messages: Any,
+    model_settings: Any,
+    model_request_parameters: ModelRequestParameters,
+    *args: Any,
+    **kwargs: Any,
+) -> OpenAIChatModel | None:
+    """Return the model that answers this request instead of ``model``; None if it answers itself.
+
+    Raises CaptureError if its provider would have to run a tool.
+    """
     from pydantic_ai.models.fallback import FallbackModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.models.wrapper import WrapperModel
@@ -131,6 +141,14 @@ def _policy(model: Model) -> OpenAIChatModel | None:
         return None
     if destination(model.model_name) is None:
         return None
+    local = {tool.unless_native for tool in model_request_parameters.function_tools}
+    for tool in model_request_parameters.native_tools:
+        if not tool.optional and tool.unique_id not in local:
+            raise CaptureError(
+                f"{type(model).__name__} was called inside a rollout with {type(tool).__name__}, which its provider runs; the "
+                "policy has no such provider. Use a tool that the agent runs itself (local= of the capability), or exempt the "
+                f"model with passthrough=[{model.model_name!r}]"
+            )
     # The messages were prepared with this model's profile, so the answer must be read with the same setting.
     tokens = "may_tokenize_special_tokens_in_content"
     profile = {tokens: model.profile.get(tokens, False)}

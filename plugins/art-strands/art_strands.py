@@ -12,7 +12,7 @@ from art_http.frameworks import is_a, name_while, refuse_shared
 @hookimpl
 def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
     """Run an ``Agent``, a ``Graph`` or a ``Swarm`` with a task as its prompt; the output is the text of its result."""
-    if not is_a(agent, "strands.Agent", "strands.multiagent.Graph", "strands.multiagent.Swarm"):
+    if not is_a(agent, "strands.Agent", "strands.multiagent.graph.Graph", "strands.multiagent.Swarm"):
         return None
     if shared:
         refuse_shared(agent)

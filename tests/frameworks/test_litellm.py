@@ -135,6 +135,41 @@ async def test_an_api_that_no_dialect_answers_is_refused_by_name(tmp_path, model
     assert "refused before it left" in trajectory.error and "no installed dialect answers this API" in trajectory.error
 
 
+@pytest.fixture
+def cache(monkeypatch):
+    kept = litellm.Cache(type="local")
+    monkeypatch.setattr(litellm, "cache", kept)
+    return kept.cache.cache_dict
+
+
+async def ask_twice_in_each_way(task, **asked):
+    answers = [litellm.completion(messages=user(task), **asked) for _ in range(2)]
+    answers += [await litellm.acompletion(messages=user(task), **asked) for _ in range(2)]
+    texts = [answer.choices[0].message.content for answer in answers]
+    for _ in range(2):
+        parts = await litellm.acompletion(messages=user(task), stream=True, **asked)
+        texts.append("".join([part.choices[0].delta.content or "" async for part in parts]))
+    return texts
+
+
+@pytest.mark.usefixtures("trap_network")
+@pytest.mark.parametrize("model", ["openai/m", "anthropic/m"])
+async def test_its_cache_neither_answers_nor_keeps_a_call_of_a_rollout(tmp_path, cache, model):
+    async def agent(task):
+        return await ask_twice_in_each_way(task, model=model)
+
+    trajectory = await run_once(tmp_path, agent)
+    assert (trajectory.error, trajectory.output, len(trajectory.calls)) == (None, ["four"] * 6, 6)
+    assert not cache
+
+
+async def test_its_cache_keeps_the_answers_of_a_model_that_passes_through(tmp_path, cache):
+    provider = PlainProvider(FakeEngine("the provider's"), {})
+    with provider.running():
+        trajectory = await run_once(tmp_path, blocking(provider.base_url), passthrough=["m"])
+    assert (trajectory.output, trajectory.calls, len(cache)) == ("the provider's", (), 1)
+
+
 async def run_once(folder, agent, **settings):
     async with art.open_run(folder / "run", engine=FakeEngine("four"), learner=CountingLearner(), **settings) as run:
         [group] = await run.collect(agent, ["Say four."], group_size=1, allow_no_calls=True)

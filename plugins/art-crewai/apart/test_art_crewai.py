@@ -8,7 +8,7 @@ from crewai.tools import tool
 import art_crewai
 from art_core.errors import AgentError
 from art_core.testing import check_adapter
-from framework_table import City, assert_documented, rain
+from framework_table import City, assert_documented, collected, rain
 
 
 def agent_of(base_url, role="weather man", tools=(), **settings):
@@ -16,9 +16,9 @@ def agent_of(base_url, role="weather man", tools=(), **settings):
     return crewai.Agent(role=role, goal="tell", backstory="b", llm=llm, tools=list(tools))
 
 
-def crew_of(agent, task=None, **settings):
+def crew_of(agent, task=None, listed=True, **settings):
     tasks = [crewai.Task(description="{task}", expected_output="text", agent=agent, **task or {})]
-    return crewai.Crew(agents=[agent], tasks=tasks, **settings)
+    return crewai.Crew(agents=[agent] if listed else [], tasks=tasks, **settings)
 
 
 def blocking(base_url):
@@ -89,3 +89,23 @@ async def test_agents_keep_every_rule_of_an_adapter():
 def test_a_flow_that_rollouts_would_share_is_refused():
     with pytest.raises(AgentError, match=r"keeps its conversation.*def agent\(\): return Flow"):
         art_crewai.adapt_agent(crewai.Flow(), shared=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_crew_that_plans_is_run_as_it_is(tmp_path, stream):
+    agent = agent_of("http://127.0.0.1:9/v1", "writer", stream=stream)
+    crew = crew_of(agent, planning=True, planning_llm=agent.llm, stream=stream)
+    trajectories = await collected(tmp_path, crew)
+    assert [each.output for each in trajectories] == ["answer to task-000"] * 2
+    names = ["Task Execution Planner", "writer"]
+    assert [[call.agent for call in each.calls] for each in trajectories] == [names] * 2
+
+
+async def test_a_crew_that_cannot_be_copied_says_how_to_pass_it(tmp_path):
+    def make():
+        return crew_of(agent_of("http://127.0.0.1:9/v1", "writer"), listed=False)
+
+    with pytest.raises(AgentError, match=r"Crew can't be copied.*Agent is missing.*def agent\(\): return Crew"):
+        await collected(tmp_path, make())
+    trajectories = await collected(tmp_path, make)
+    assert [each.output for each in trajectories] == ["answer to task-000"] * 2

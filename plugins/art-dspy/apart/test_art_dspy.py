@@ -4,11 +4,10 @@ import dspy
 import pytest
 from dspy._vendor.lm15.transports import _sync
 
-import art_core as art
 import art_dspy
-from art_core.testing import CountingLearner, FakeEngine, check_adapter
+from art_core.testing import check_adapter
 from art_core.testing.provider import scripted_reply
-from framework_table import assert_documented, rain
+from framework_table import assert_documented, collected, rain
 
 
 def lm(base_url, model="openai/m", **settings):
@@ -121,18 +120,10 @@ async def test_programs_keep_every_rule_of_an_adapter():
     assert_documented(await check_adapter(agents, reply=reply, **checked))
 
 
-async def collected(folder, program, **settings):
+def collected_from(folder, program, **settings):
     """Return what a task's rollouts recorded."""
-    (folder / "config.json").write_text("{}")
-    parts = {"engine": FakeEngine(reply), "learner": CountingLearner()}
-    async with art.open_run(folder / "run", model=folder, **parts) as run:
-        [group] = await run.collect(
-            with_lm(program, "http://127.0.0.1:9/v1", **settings), ["Please do task-000."], **GROUP
-        )
-    return group.trajectories
-
-
-GROUP = {"group_size": 2, "to_input": lambda text: {"question": text}}
+    agent = with_lm(program, "http://127.0.0.1:9/v1", **settings)
+    return collected(folder, agent, reply, to_input=lambda text: {"question": text})
 
 
 class Untouched:
@@ -145,7 +136,7 @@ class Untouched:
 async def test_no_cache_answers_a_rollout(tmp_path, monkeypatch):
     # Not setattr, which would look at the cache first, and so make one on disk.
     monkeypatch.setitem(vars(dspy), "cache", Untouched())
-    trajectories = await collected(tmp_path, dspy.ChainOfThought("question -> answer"), cache=True)
+    trajectories = await collected_from(tmp_path, dspy.ChainOfThought("question -> answer"), cache=True)
     assert [len(trajectory.calls) for trajectory in trajectories] == [1, 1]
     assert trajectories[0].output == {"reasoning": "r", "answer": "answer to task-000"}
 
@@ -161,7 +152,7 @@ async def test_a_call_that_is_tried_again_is_recorded_once(tmp_path, monkeypatch
         return head
 
     monkeypatch.setattr(_sync.StdlibTransport, "_read_head", lose_the_first)
-    trajectories = await collected(tmp_path, dspy.Predict("question -> answer"))
+    trajectories = await collected_from(tmp_path, dspy.Predict("question -> answer"))
     assert lost and [len(trajectory.calls) for trajectory in trajectories] == [1, 1]
 
 

@@ -11,6 +11,7 @@ import re
 
 from art_core import hookimpl
 from art_core.plugin_api import redirect_requests
+from art_http.caches import wrap_caches
 from art_http.clients import SENDERS
 
 __all__ = ["redirect_clients"]
@@ -42,6 +43,7 @@ UNLIKE = ("/agents/completions", "/fim/completions")
 def redirect_clients() -> None:
     """Send the requests of httpx, urllib3, aiohttp and http.client to the rollout that they belong to; and Claude Code's."""
     redirect_requests(path_of, SENDERS, CLAUDE_CODE)
+    wrap_caches()
 
 
 def path_of(path: str) -> str | None:

@@ -13,7 +13,7 @@ from google.oauth2.credentials import Credentials
 
 import art_http
 from art_core.testing import check_adapter
-from framework_table import City, agents_of, assert_documented, rain, user
+from framework_table import City, agents_of, assert_documented, collected, rain, user
 
 TOOL = {
     "name": "rain",
@@ -259,3 +259,36 @@ async def test_agents_with_this_sdk_keep_every_rule_of_an_adapter(sdk):
     agents = agents_of(of.asynchronous, of.blocking, of.streaming)
     agents |= {"tools": of.with_tools, "structured output": of.structured}
     assert_documented(await check_adapter(agents, framework=sdk, plugin=art_http, packages=packages))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_tool_runner_of_anthropics_sdk_sends_whole_conversations(tmp_path, streamed):
+    async def agent(text):
+        async with AnthropicAgents.client("http://claude.invalid/v1") as client:
+            asked = {
+                "model": "m",
+                "max_tokens": 64,
+                "messages": user(text),
+                "tools": [anthropic.beta_async_tool(forecast)],
+            }
+            runner = client.beta.messages.tool_runner(**asked, stream=streamed)
+            return (await runner.until_done()).content[0].text
+
+    async def forecast(city: str) -> str:
+        """Tell the weather."""
+        return rain(city)
+
+    for trajectory in await collected(tmp_path, agent):
+        assert (trajectory.error, trajectory.output) == (None, "answer to task-000")
+        roles = [[message["role"] for message in call.request["messages"]] for call in trajectory.calls]
+        assert roles == [["user"], ["user", "assistant", "tool"]]
+
+
+async def test_the_tool_runner_of_anthropics_sdk_runs_synchronously(tmp_path):
+    def agent(text):
+        with AnthropicAgents.client("http://claude.invalid/v1", anthropic.Anthropic) as client:
+            asked = {"model": "m", "max_tokens": 64, "messages": user(text), "tools": [anthropic.beta_tool(rain)]}
+            return client.beta.messages.tool_runner(**asked).until_done().content[0].text
+
+    for trajectory in await collected(tmp_path, agent):
+        assert (trajectory.error, trajectory.output, len(trajectory.calls)) == (None, "answer to task-000", 2)

@@ -1,14 +1,18 @@
 """The whole way through the capture server: what a graph asked is what was recorded, token for token."""
 
+import contextlib
 import json
+import re
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call, wrap_tool_call
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 import art_core as art
+import art_langgraph
 from art_core.testing import CountingLearner, FakeEngine
 
 MODEL = ChatOpenAI(model="m", api_key="agent", base_url="http://127.0.0.1:9/v1")
@@ -73,3 +77,46 @@ async def test_every_call_carries_the_thread_that_it_belongs_to(tmp_path):
     assert [[call.thread for call in t.calls] for t in by_graph.trajectories] == [
         [t.rollout_id] for t in by_graph.trajectories
     ]
+
+
+@wrap_model_call
+def sync_model_call(request, handler):
+    return handler(request)
+
+
+@wrap_tool_call
+def sync_tool_call(request, handler):
+    return handler(request)
+
+
+def with_sqlite(folder):
+    sqlite = pytest.importorskip("langgraph.checkpoint.sqlite", reason="pip install langgraph-checkpoint-sqlite")
+    saver = sqlite.SqliteSaver.from_conn_string(str(folder / "threads.sqlite"))
+    return saver, lambda saver: create_agent(MODEL, tools=[weather], checkpointer=saver)
+
+
+def with_middleware(middleware):
+    return contextlib.nullcontext(middleware), lambda it: create_agent(MODEL, tools=[weather], middleware=[it])
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("kind", [with_sqlite, sync_model_call, sync_tool_call], ids=["sqlite", "model", "tool"])
+async def test_a_graph_that_works_only_synchronously_says_how_to_pass_it(tmp_path, kind, resumed):
+    opened, graph_of = kind(tmp_path) if kind is with_sqlite else with_middleware(kind)
+    with opened as part:
+        graph = graph_of(part)
+
+        def agent(task, address):
+            state = {"messages": [("user", task)]}
+            return graph.invoke(state, {"configurable": {"thread_id": address.rollout_id}})["messages"][-1].text
+
+        as_it_is = art_langgraph.answering(graph, lambda value: value) if resumed else graph
+        async with art.open_run(tmp_path / "run", engine=FakeEngine(reply), learner=CountingLearner()) as run:
+            (failed,) = await run.collect(as_it_is, ["Oslo"], group_size=2, allow_no_calls=True)
+            (group,) = await run.collect(agent, ["Oslo"], group_size=2)
+    for trajectory in failed.trajectories:
+        assert re.search(
+            r"NotImplementedError: .*async.*def agent\(task, address\): return graph.invoke", trajectory.error
+        )
+    assert [trajectory.output for trajectory in group.trajectories] == ["There is rain in Oslo."] * 2
+    assert [[call.agent for call in t.calls] for t in group.trajectories] == [["model", "model"]] * 2

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pydantic
 import pytest
 from pydantic_ai import Agent, ModelRetry, NativeOutput, PromptedOutput, RunContext, ToolOutput, UsageLimits
+from pydantic_ai.capabilities import NativeTool, WebSearch
 from pydantic_ai.direct import model_request
 from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart
@@ -20,6 +21,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.native_tools import CodeExecutionTool, WebSearchTool
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -259,6 +261,16 @@ async def test_models_of_every_provider_stream(tmp_path, model):
     assert trajectory.calls[0].request["stream"] is True
 
 
+async def test_the_agents_own_search_takes_the_place_of_its_providers(tmp_path):
+    def search(query: str) -> str:
+        """Search."""
+        return f"found {query}"
+
+    trajectory = await collected(tmp_path, Agent(anthropic_model(), capabilities=[WebSearch(local=search)]))
+    assert (trajectory.error, trajectory.output) == (None, "answer to task-001")
+    assert trajectory.calls[1].request["messages"][-1]["content"] == "found task-001"
+
+
 async def test_a_models_own_settings_and_direct_requests_are_kept(tmp_path):
     async def run(text):
         model = FunctionModel(lambda messages, info: None, settings={"max_tokens": 5, "stop_sequences": ["x"]})
@@ -352,6 +364,19 @@ async def test_the_agent_gets_no_name_of_ours(tmp_path):
 async def test_a_batch_is_refused_inside_a_rollout(stub):
     with stub.rollout(), pytest.raises(CaptureError, match=r"asked for a batch.*passthrough=\['claude-sonnet-4-5'\]"):
         await anthropic_model().batch_create([])
+
+
+@pytest.mark.parametrize("tool", [WebSearchTool(), CodeExecutionTool()])
+async def test_a_tool_that_the_provider_runs_is_refused_by_name(stub, tool):
+    agent = Agent(anthropic_model(), capabilities=[NativeTool(tool)])
+    named = (
+        rf"AnthropicModel was called inside a rollout with {type(tool).__name__}.*passthrough=\['claude-sonnet-4-5'\]"
+    )
+    with stub.rollout(), pytest.raises(CaptureError, match=named):
+        await agent.run("hello")
+    with stub.rollout(), pytest.raises(CaptureError, match=named):
+        async with agent.run_stream("hello"):
+            pass
 
 
 async def test_responses_models_go_through_art_openai(stub):

@@ -6,11 +6,12 @@ import pytest
 import strands
 from strands.models import BedrockModel
 from strands.models.openai import OpenAIModel
+from strands.multiagent import GraphBuilder, Swarm
 
 import art_strands
 from art_core.errors import AgentError
 from art_core.testing import check_adapter
-from framework_table import City, assert_documented, rain
+from framework_table import City, assert_documented, collected, rain
 
 
 def openai(base_url):
@@ -95,6 +96,25 @@ async def test_agents_keep_every_rule_of_an_adapter(framework, model_at):
     assert_documented(await check_adapter(agents, **checked))
 
 
-def test_an_agent_that_rollouts_would_share_is_refused():
-    with pytest.raises(AgentError, match=r"keeps its conversation.*def agent\(\): return Agent"):
-        art_strands.adapt_agent(agent_of(openai("http://127.0.0.1:1")), shared=True)
+def graph_of(model):
+    builder = GraphBuilder()
+    builder.add_node(agent_of(model, "writer"), "write")
+    builder.set_max_node_executions(3)
+    return builder.build()
+
+
+def swarm_of(model):
+    return Swarm([agent_of(model, "writer")])
+
+
+@pytest.mark.parametrize(("make", "node"), [(graph_of, "write"), (swarm_of, "writer")])
+async def test_the_output_of_several_agents_is_their_text(tmp_path, make, node):
+    trajectories = await collected(tmp_path, lambda: make(openai("http://127.0.0.1:9/v1")))
+    assert [trajectory.output for trajectory in trajectories] == [f"{node}: answer to task-000"] * 2
+    assert {call.agent for trajectory in trajectories for call in trajectory.calls} == {"writer"}
+
+
+@pytest.mark.parametrize(("make", "kind"), [(agent_of, "Agent"), (graph_of, "Graph"), (swarm_of, "Swarm")])
+def test_an_agent_that_rollouts_would_share_is_refused(make, kind):
+    with pytest.raises(AgentError, match=rf"keeps its conversation.*def agent\(\): return {kind}"):
+        art_strands.adapt_agent(make(openai("http://127.0.0.1:1")), shared=True)

@@ -32,6 +32,8 @@ REFUSED = {
     "fallback_credit_token": "leave it out",
     "thread": "send the whole conversation as 'messages'",
 }
+NO_THREADS = "thread_unsupported_request"
+"""Anthropic's error code for a request with ``thread``; its SDK's tool runner then sends whole conversations instead."""
 KEPT = ("clear_thinking", "clear_tool_uses")
 """Beginnings of edits of ``context_management`` that have no effect: the policy is shown the whole conversation."""
 NEUTRAL = names(
@@ -66,6 +68,8 @@ class Messages(FromEvents[MessageEvents]):
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request. Raises UpstreamError 400 if it can't be translated."""
+        if body.get("thread"):
+            raise refused("'thread'", REFUSED["thread"], NO_THREADS)
         request = engine_settings(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
         _check_edits(object_of(body, "context_management"))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
@@ -88,7 +92,10 @@ class Messages(FromEvents[MessageEvents]):
     def error(self, message: str, status: int, code: str | None) -> JsonDict:
         """Return Anthropic's error shape."""
         kind = ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": message, "code": code}, "request_id": None}
+        error: JsonDict = {"type": kind, "message": message, "code": code}
+        if code == NO_THREADS:
+            error["details"] = {"error_code": code, "unsupported": ["thread"]}
+        return {"type": "error", "error": error, "request_id": None}
 
     def _begin(self, body: JsonDict) -> MessageEvents:
         return MessageEvents()

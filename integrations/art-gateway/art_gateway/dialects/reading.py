@@ -21,11 +21,9 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def refused(what: str, instead: str) -> UpstreamError:
+def refused(what: str, instead: str, code: str = "not_translated") -> UpstreamError:
     """Return the 400 for what is valid in the dialect but has no counterpart in chat completions."""
-    return UpstreamError(
-        f"{what} can't be translated to chat completions; {instead}", status=400, code="not_translated"
-    )
+    return UpstreamError(f"{what} can't be translated to chat completions; {instead}", status=400, code=code)
 
 
 def malformed(message: str) -> UpstreamError:
