@@ -119,7 +119,7 @@ def _readdressed(transport: Any, request: Any) -> Iterator[tuple[Any, Any]]:
         yield transport, request
         return
     named = re.search(r"/models/([^/]+):", url)
-    address = _address(named[1] if named else json.loads(request.body).get("model"), url.removesuffix(path))
+    address = destination(named[1] if named else json.loads(request.body).get("model"), url.removesuffix(path))
     if address is None:
         # A model that passes through, which only looks like one that was missed.
         with exempt():
@@ -134,17 +134,10 @@ def _readdressed(transport: Any, request: Any) -> Iterator[tuple[Any, Any]]:
     yield direct, replace(request, url=f"{address.base_url}{path}", headers=headers)
 
 
-def _address(model: str, base_url: str | None = None) -> RolloutAddress | None:
-    """Return where a call to ``model`` goes, which DSPy may name with its provider; None for where it would go anyway."""
-    address = destination(model, base_url)
-    passing = {name.rpartition("/")[2] for name in address.passthrough} if address else ()
-    return None if model.rpartition("/")[2] in passing else address
-
-
 def _wrap_calls(execution: Any) -> None:
     cached, store = execution._cached, execution._store
-    execution._cached = lambda lm, *call: None if _address(lm.model) else cached(lm, *call)
-    execution._store = lambda lm, *call: None if _address(lm.model) else store(lm, *call)
+    execution._cached = lambda lm, *call: None if destination(lm.model) else cached(lm, *call)
+    execution._store = lambda lm, *call: None if destination(lm.model) else store(lm, *call)
     execution._attempt = _identified(execution._attempt)
     execution._aattempt = _identified_async(execution._aattempt)
 
