@@ -31,7 +31,14 @@ log = logging.getLogger("art_core.learner")
 @hookimpl
 def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
     """A function of a task's input, or of the input and the ``RolloutAddress``, is an agent, sync or async."""
-    if not callable(agent) or inspect.isclass(agent):
+    if inspect.isclass(agent):
+        return None
+    yields = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.isgenerator, inspect.isasyncgen)
+    if any(is_kind(it) for is_kind in yields for it in ([agent, agent.__call__] if callable(agent) else [agent])):
+        raise AgentError(
+            f"the agent {agent!r:.100} yields, so nobody would run it: return the output instead of yielding it"
+        )
+    if not callable(agent):
         return None
     if isinstance(agent, functools.partial) or inspect.isroutine(agent) or not shared:
         return _run_agent(agent)

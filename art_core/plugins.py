@@ -185,12 +185,14 @@ class Plugins:
     def adapt(self, agent: object, *, shared: bool = True) -> RunAgent:
         """Return the function that runs ``agent`` once. Raises AgentError if no plugin adapts it.
 
-        A function without parameters returns a new agent for each rollout; other agents are ``shared`` by all.
+        A function without parameters, sync or async, makes a new agent for each rollout; other agents are ``shared`` by all.
         """
         if inspect.isfunction(agent) and not inspect.signature(agent).parameters:
 
             async def run_new(task_input: Any, address: RolloutAddress) -> Any:
-                return await self.adapt(agent(), shared=False)(task_input, address)
+                made = agent()
+                made = await made if inspect.iscoroutine(made) else made
+                return await self.adapt(made, shared=False)(task_input, address)
 
             return run_new
         for name, caller in self._callers("adapt_agent"):

@@ -20,6 +20,11 @@ ENVIRONMENT = (
     "ANTHROPIC_API_URL",
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_AUTH_TOKEN",
+    "ANTHROPIC_BEDROCK_BASE_URL",
+    "AWS_ENDPOINT_URL_BEDROCK_RUNTIME",
+    "GOOGLE_GEMINI_BASE_URL",
+    "GOOGLE_VERTEX_BASE_URL",
+    "OLLAMA_HOST",
 )
 """What a rollout's child process finds in its environment."""
 PRINT = f"import json, os; print(json.dumps({{name: os.environ.get(name) for name in {ENVIRONMENT}}}))"

@@ -85,6 +85,14 @@ def test_a_model_that_passes_through_goes_where_the_agent_sends_it():
         assert destination(None) == address("r1", "judge-model")
 
 
+@pytest.mark.parametrize("named", ["judge", "openai/judge", "openrouter/openai/judge"])
+def test_a_model_passes_through_whoever_puts_its_providers_name_before_it(named):
+    with inside_rollout(address("r1", named)):
+        assert destination("judge") is None
+        assert destination("litellm/openai/judge") is None
+        assert destination("openai/another").rollout_id == "r1"
+
+
 def test_a_rollout_inside_a_rollout_is_its_own():
     with inside_rollout(address("outer")):
         with inside_rollout(address("inner")):

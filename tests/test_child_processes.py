@@ -41,6 +41,11 @@ def variables(name: str) -> dict[str, str]:
         "ANTHROPIC_API_URL": f"http://127.0.0.1:1/rollouts/{name}",
         "ANTHROPIC_API_KEY": "key",
         "ANTHROPIC_AUTH_TOKEN": "key",
+        "ANTHROPIC_BEDROCK_BASE_URL": f"http://127.0.0.1:1/rollouts/{name}",
+        "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": f"http://127.0.0.1:1/rollouts/{name}",
+        "GOOGLE_GEMINI_BASE_URL": f"http://127.0.0.1:1/rollouts/{name}",
+        "GOOGLE_VERTEX_BASE_URL": f"http://127.0.0.1:1/rollouts/{name}",
+        "OLLAMA_HOST": f"http://127.0.0.1:1/rollouts/{name}",
     }
 
 

@@ -1,6 +1,7 @@
 """Plugins: who answers, who is named when something goes wrong."""
 
 import asyncio
+import functools
 import types
 
 import pytest
@@ -65,6 +66,40 @@ def test_adapt_agent_beats_the_builtin_one():
             return mine
 
     assert run(lambda task_input: "builtin", Mine()) == "mine"
+
+
+def test_a_function_without_parameters_that_makes_an_agent_may_be_async():
+    async def make():
+        await asyncio.sleep(0)
+        return Greeting()
+
+    assert run(make, Adapter()) == "hello x"
+    assert run(lambda: make(), Adapter()) == "hello x"
+
+
+def yielding(task_input):
+    yield task_input
+
+
+async def yielding_async(task_input):
+    yield task_input
+
+
+class Yielding:
+    def __call__(self, task_input):
+        yield task_input
+
+
+def yielding_to_no_task():
+    yield "x"
+
+
+@pytest.mark.parametrize(
+    "agent", [yielding, yielding_async, Yielding(), functools.partial(yielding_async), yielding_to_no_task]
+)
+def test_an_agent_that_yields_is_told_to_return(agent):
+    with pytest.raises(AgentError, match="return the output instead of yielding it"):
+        run(agent)
 
 
 def test_an_agent_that_nobody_adapts_gets_a_list_of_what_is_installed():

@@ -86,17 +86,15 @@ def _check(library: str, method: str, url: str, body: Callable[[], Any], client:
     address = current_rollout.get()
     if address is None and not call.at_provider:
         return None
-    passing = {_short(name): name for name in address.passthrough} if address else {}
-    model = passing.get(_short(call.model or ""), call.model)
     where = f"{method} {parts.hostname}{parts.path}"
     if address is not None and address.live and library in _senders and (path := _path_of(parts.path)):
         return Target(f"{address.base_url}{path}", _own_headers() | {RELAY: url}, keeps_keys=True)
     # Of a body that can't be read here, such as a stream, the model may be one that passes through.
-    known = call.model is not None or not passing
+    known = call.model is not None or not (address and address.passthrough)
     path, to_do = None, TO_DO
     if known and library in _senders:
         path, to_do = _path_of(parts.path), OTHER_API
-    return _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})", path, to_do)
+    return _check_leaves(address, call.model, where, f"{where} (model {call.model!r}, sent by {client})", path, to_do)
 
 
 def _check_leaves(
@@ -133,11 +131,6 @@ def _own_headers() -> dict[str, str]:
 def _endpoint(url: str) -> tuple[str | None, int | None]:
     parts = urlsplit(url)
     return parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _short(model: str) -> str:
-    """Remove the provider's name, which frameworks put before the model's."""
-    return model.rpartition("/")[2]
 
 
 def _check_httpx(library: str, _transport: Any, request: Any) -> Any:

@@ -23,9 +23,9 @@ HOSTS = re.compile(
 )
 """Hosts of known providers."""
 PATHS = re.compile(
-    r"""/(chat/completions | completions | responses(/compact|/input_tokens)? | chat | runs
+    r"""/(chat/completions | completions | responses(/compact|/input_tokens)? | chat | runs | decisions | interactions
         | v1/messages(/count_tokens|/batches)? | api/generate | v1/generate | conversations)
-    | /(models|endpoints)/(?P<google>[^/]+):(generateContent|streamGenerateContent|countTokens)
+    | /(models|endpoints)/(?P<google>[^/]+):(generateContent|streamGenerateContent|batchGenerateContent|countTokens)
     | /models/(?P<partner>[^/]+):(rawPredict|streamRawPredict)
     | /model/(?P<bedrock>[^/]+)/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
     re.VERBOSE,

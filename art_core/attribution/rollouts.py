@@ -146,7 +146,7 @@ def destination(model: str | None, base_url: str | None = None) -> RolloutAddres
         return _check_thread_is_known(model)
     if address.live:
         return None
-    if model not in address.passthrough and (not address.nodes or within(agent_name(), address.nodes)):
+    if not _passes(model, address) and (not address.nodes or within(agent_name(), address.nodes)):
         return address
     if addressed:
         raise CaptureError(
@@ -154,6 +154,12 @@ def destination(model: str | None, base_url: str | None = None) -> RolloutAddres
             "have read from OPENAI_BASE_URL. Pass that client the base_url of its own provider"
         )
     return None
+
+
+def _passes(model: str | None, address: RolloutAddress) -> bool:
+    # Frameworks put the provider's name before the model's, clients don't.
+    named = {name.rpartition("/")[2]: name for name in address.passthrough}
+    return named.get((model or "").rpartition("/")[2], model) in address.passthrough
 
 
 def _check_thread_is_known(model: str | None) -> None:

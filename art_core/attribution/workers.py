@@ -54,8 +54,11 @@ def _work(
         return function(*args, **kwargs)
 
 
-def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what sends the model calls of a child process with the environment ``env`` to the current rollout."""
+def _variables(env: Mapping[str, str], *, of_program: bool = True) -> dict[str, str]:
+    """Return what sends the model calls of a child process with the environment ``env`` to the current rollout.
+
+    If it isn't ``of_program``, it knows the rollout itself, so that most clients need no address.
+    """
     address = None if exempted.get() else current_rollout.get()
     if address is None:
         return {}
@@ -77,6 +80,9 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
             "ANTHROPIC_AUTH_TOKEN": address.api_key,  # the user's own would be sent beside the key
             **variables_of_programs,
         }
+        if of_program:
+            variables |= dict.fromkeys(OTHER_ADDRESSES, root)
+            variables |= {name: address.api_key for name in OTHER_KEYS if name in env}
     if any(name.lower() in ("http_proxy", "all_proxy") for name in env):
         hosts = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
         host = urlsplit(address.base_url).hostname or ""
@@ -131,7 +137,7 @@ def _carrying_thread(start: Function) -> Function:
 def _carrying_process(start: Function) -> Function:
     @wraps(start)
     def wrapper(self: Any) -> None:
-        variables = _variables(os.environ)
+        variables = _variables(os.environ, of_program=False)
         if not variables:
             return start(self)
         self.run = partial(_run_child, variables, carrying(self.run))
@@ -150,9 +156,15 @@ def _run_child(variables: Mapping[str, str], run: Callable[[], None]) -> None:
 
 def _after_fork() -> None:
     if live:
-        os.environ.update(_variables(os.environ))
+        os.environ.update(_variables(os.environ, of_program=False))
 
 
+OTHER_ADDRESSES = (
+    "ANTHROPIC_BEDROCK_BASE_URL", "AWS_ENDPOINT_URL_BEDROCK_RUNTIME", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_VERTEX_BASE_URL",
+    "OLLAMA_HOST",
+)  # fmt: skip
+OTHER_KEYS = ("AWS_BEARER_TOKEN_BEDROCK", "GEMINI_API_KEY", "GOOGLE_API_KEY", "OLLAMA_API_KEY")
+"""Replaced if they are set: Google's client warns about two keys, and Amazon's prefers this one to the user's others."""
 ENV_OF_POPEN = list(inspect.signature(subprocess.Popen.__init__).parameters).index("env")
 POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
 

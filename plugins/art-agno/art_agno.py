@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from art_core import hookimpl, when_imported
+from art_core import destination, hookimpl, when_imported
 from art_core.types import RolloutAddress, RunAgent
-from art_http.frameworks import address_for, is_a, name_while
+from art_http.frameworks import is_a, name_while
 
 
 @hookimpl
@@ -56,6 +56,6 @@ def _keep_cache_out(module: Any) -> None:
 def _outside_rollouts(use: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(use)
     def used(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if address_for(self.id) else use(self, *args, **kwargs)
+        return None if destination(self.id) else use(self, *args, **kwargs)
 
     return used

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from art_core import hookimpl, when_imported
+from art_core import destination, hookimpl, when_imported
 from art_core.types import RolloutAddress, RunAgent
-from art_http.frameworks import address_for, is_a, name_while, refuse_shared
+from art_http.frameworks import is_a, name_while, refuse_shared
 
 
 @hookimpl
@@ -76,7 +76,7 @@ def _outside_rollouts(ask: Callable[..., Any]) -> Callable[..., Any]:
     def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
         # The model has no public name.
         model = getattr(self.client, "_raw_config", {}).get("model")
-        if address_for(model):
+        if destination(model):
             return getattr(self.client, ask.__name__)(*args, **kwargs)
         return ask(self, *args, **kwargs)
 

@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from art_core import caller_headers, exempt, hookimpl, name_agents, when_imported
+from art_core import caller_headers, destination, exempt, hookimpl, name_agents, when_imported
 from art_core.types import RolloutAddress, RunAgent
 from art_http import path_of
 from art_http.clients import KEYS
-from art_http.frameworks import address_for, is_a
+from art_http.frameworks import is_a
 
 _request_id: ContextVar[str | None] = ContextVar("art_dspy_request_id", default=None)
 """The same for all attempts at one call."""
@@ -119,7 +119,7 @@ def _readdressed(transport: Any, request: Any) -> Iterator[tuple[Any, Any]]:
         yield transport, request
         return
     named = re.search(r"/models/([^/]+):", url)
-    address = address_for(named[1] if named else json.loads(request.body).get("model"), url.removesuffix(path))
+    address = destination(named[1] if named else json.loads(request.body).get("model"), url.removesuffix(path))
     if address is None:
         # A model that passes through, which only looks like one that was missed.
         with exempt():
@@ -136,8 +136,8 @@ def _readdressed(transport: Any, request: Any) -> Iterator[tuple[Any, Any]]:
 
 def _wrap_calls(execution: Any) -> None:
     cached, store = execution._cached, execution._store
-    execution._cached = lambda lm, *call: None if address_for(lm.model) else cached(lm, *call)
-    execution._store = lambda lm, *call: None if address_for(lm.model) else store(lm, *call)
+    execution._cached = lambda lm, *call: None if destination(lm.model) else cached(lm, *call)
+    execution._store = lambda lm, *call: None if destination(lm.model) else store(lm, *call)
     execution._attempt = _identified(execution._attempt)
     execution._aattempt = _identified_async(execution._aattempt)
 

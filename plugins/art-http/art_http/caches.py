@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from art_core import when_imported
-from art_http.frameworks import address_for
+from art_core import destination, when_imported
 
 CALLS = ("completion", "responses", "messages")
 """Ends of the names of LiteLLM's functions that ask a model; the others embed, transcribe or rank."""
@@ -26,7 +25,7 @@ def _wrap(module: Any) -> None:
     @functools.wraps(original)
     def uncached(self: Any, original_function: Any, request_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         asks = module.litellm.cache is not None and original_function.__name__.endswith(CALLS)
-        if asks and address_for(request_kwargs.get("model"), request_kwargs.get("api_base")):
+        if asks and destination(request_kwargs.get("model"), request_kwargs.get("api_base")):
             request_kwargs["cache"] = {"no-cache": True, "no-store": True}
         original(self, original_function, request_kwargs, *args, **kwargs)
 

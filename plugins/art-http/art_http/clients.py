@@ -1,18 +1,21 @@
 """How each client library sends a request to another address than its caller's.
 
 The caller's own client sends it if it can, so that connections live as long as the client, and answers and streams are those of
-the library. A proxy, a socket of its own or a pool for one host can't reach a rollout's address; then one of ours sends.
+the library. A proxy, a socket of its own or a pool for one host can't reach a rollout's address, and rollouts with an event loop
+each can't share the connections of one async client; then one of ours sends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import http.client
 import os
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,12 +43,40 @@ def _httpx(target: Target, send: Callable[..., Any], transport: Any, request: An
     stream = request.stream
     url = _parsed(library.URL, target.url)
     redirected = library.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
+    if isinstance(transport, library.AsyncHTTPTransport):
+        return _send_on_loop(library, send, redirected)
     if _forked or target.url.startswith("https:") or not _reaches_any_host(transport._pool):
-        kind = library.HTTPTransport if isinstance(transport, library.HTTPTransport) else library.AsyncHTTPTransport
-        # Its connection ends with the answer, because nobody will close the transport.
-        limits = library.Limits(max_keepalive_connections=0)
-        transport = kind(verify=_certificates(), trust_env=False, limits=limits)
+        transport = _for_one_answer(library, library.HTTPTransport)
     return send(transport, redirected)
+
+
+def _for_one_answer(library: ModuleType, kind: type) -> Any:
+    # Its connection ends with the answer, because nobody will close the transport.
+    return kind(verify=_certificates(), trust_env=False, limits=library.Limits(max_keepalive_connections=0))
+
+
+async def _send_on_loop(library: ModuleType, send: Callable[..., Any], request: Any) -> Any:
+    try:
+        held = vars(asyncio.get_running_loop())
+    except (RuntimeError, TypeError):  # trio's, or a loop that holds nothing
+        return await send(_for_one_answer(library, library.AsyncHTTPTransport), request)
+    # The loop itself holds them, because they refer to it: in a table of ours, a loop that nobody closes would stay for ever.
+    name = f"_art_{library.__name__}"
+    if name not in held:
+        lifetime = _transport_of_loop(library, held, name)
+        held[name] = (await anext(lifetime), lifetime)  # does not suspend, so no other task of this loop can interfere
+    return await send(held[name][0], request)
+
+
+async def _transport_of_loop(library: ModuleType, held: dict[str, Any], name: str) -> AsyncIterator[Any]:
+    # An async generator: the loop closes it on shutdown, and with it the connections.
+    async with library.AsyncHTTPTransport(
+        verify=_certificates(), trust_env=False, limits=library.Limits()
+    ) as transport:
+        try:
+            yield transport
+        finally:
+            held.pop(name, None)
 
 
 @functools.lru_cache(1024)
@@ -56,7 +87,7 @@ def _parsed(kind: type, url: str) -> Any:
 
 def _reaches_any_host(pool: Any) -> bool:
     """Whether a pool of httpcore is without proxy and socket of its own, and speaks HTTP/1.1 without TLS."""
-    plain = type(pool).__name__ in ("ConnectionPool", "AsyncConnectionPool") and getattr(pool, "_http1", True)
+    plain = type(pool).__name__ == "ConnectionPool" and getattr(pool, "_http1", True)
     return plain and not getattr(pool, "_uds", None) and not getattr(pool, "_proxy", None)
 
 

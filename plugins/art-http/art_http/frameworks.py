@@ -13,9 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from art_core import agent_name, destination, name_agents
+from art_core import agent_name, name_agents
 from art_core.errors import AgentError
-from art_core.types import RolloutAddress
 
 Named = Callable[[Any], contextlib.AbstractContextManager[None]]
 _path: ContextVar[str | None] = ContextVar("art_http_path", default=None)
@@ -38,13 +37,6 @@ def refuse_shared(agent: object) -> None:
         f"a {type(agent).__module__}.{kind} keeps its conversation, so rollouts can't share one; pass a function without "
         f"parameters that makes one: def agent(): return {kind}(...)"
     )
-
-
-def address_for(model: str | None, base_url: str | None = None) -> RolloutAddress | None:
-    """Do what ``destination`` does for a model that may be named with its provider; so may those in ``passthrough=``."""
-    address = destination(model, base_url)
-    passing = {name.rpartition("/")[2] for name in address.passthrough} if address else ()
-    return None if (model or "").rpartition("/")[2] in passing else address
 
 
 def name_while(owner: type, method: str, name: Callable[[Any], str]) -> None:

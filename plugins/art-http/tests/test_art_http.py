@@ -18,6 +18,7 @@ import httpx2
 import pytest
 import requests
 import urllib3
+from google import genai
 from http_server import serving
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -370,6 +371,29 @@ async def test_every_dialect_of_the_gateway_is_reached(run, path, content):
     assert trajectory.error is None
     counted = {name for name in trajectory.output if name in ("input_tokens", "totalTokens")}
     assert len(trajectory.calls) == (0 if counted else 1)
+
+
+GENAI = {
+    "interactions": lambda client: client.interactions.create(model="gemini-3-pro", input="hi"),
+    "decisions": lambda client: client.decisions.create(
+        model="models/gemini-3-pro", input="hi", questions={"q": {"type": "noul", "instructions": "Is it?"}}
+    ),
+    "models/gemini-3-pro:batchGenerateContent": lambda client: client.batches.create(
+        model="gemini-3-pro", src=[{"contents": "hi"}]
+    ),
+}
+
+
+@pytest.mark.parametrize("path", GENAI)
+@pytest.mark.usefixtures("trap_network")
+async def test_what_googles_client_can_ask_beside_content_is_refused(run, path):
+    def ask():
+        with genai.Client(api_key="k") as client:
+            return GENAI[path](client)
+
+    trajectory = await rolled_out(run, ask)
+    where = f"POST generativelanguage.googleapis.com/v1/{path}"
+    assert f"{where} (model" in trajectory.error and "was refused before it left" in trajectory.error
 
 
 async def test_what_no_dialect_answers_is_refused(run):

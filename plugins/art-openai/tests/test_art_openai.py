@@ -167,6 +167,12 @@ def test_named_models_embeddings_and_exempt_calls_go_where_the_agent_sends_them(
     assert len(stub.of(None)) == 4
 
 
+def test_a_model_that_is_named_with_its_provider_passes_through(stub, client):
+    with stub.rollout(passthrough=("openai/judge",)):
+        client.chat.completions.create(model="judge", messages=HELLO)
+    assert len(stub.of(None)) == 1
+
+
 def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client, monkeypatch):
     monkeypatch.setattr("art_openai.client._gateway", lambda: False)
     with stub.rollout(passthrough=("free",)):
