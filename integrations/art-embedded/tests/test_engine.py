@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 
@@ -121,6 +122,22 @@ async def test_a_prompt_longer_than_a_step_is_computed_in_pieces(open_engine, sa
     talks = await asyncio.gather(*[engine.chat(ask(ROME * 8 + str(n), max_tokens=6)) for n in range(5)])
     model = plain_model(save_model("mistral"))
     assert max(worst_difference(model, answer) for answer in talks) < 1e-4
+
+
+async def test_a_row_s_logprobs_do_not_depend_on_the_length_of_its_neighbours(open_engine, save_model, caplog):
+    engine = await open_engine("longrope")
+    assert engine.max_context == 64
+    assert "max_context is 64 instead of 512" in caplog.text
+    asked = [ask("hi", max_tokens=30, stop="never"), ask(ROME * 20, max_tokens=30)]
+    short, long = await asyncio.gather(*[engine.chat(request) for request in asked], return_exceptions=True)
+    assert worst_difference(plain_model(save_model("longrope")), short) < 1e-4
+    assert (long.status, long.code) == (400, "context_length_exceeded")
+
+
+async def test_a_requested_context_within_the_fixed_frequencies_is_kept_without_a_warning(open_engine, caplog):
+    assert (await open_engine("longrope", max_context=48)).max_context == 48
+    assert (await open_engine("llama")).max_context == 512
+    assert "max_context" not in caplog.text
 
 
 async def test_requests_wait_for_memory_instead_of_failing(open_engine, monkeypatch):
@@ -282,6 +299,20 @@ async def test_what_cannot_be_done_is_refused_with_a_400(settings, says, open_en
     with pytest.raises(UpstreamError, match=says) as caught:
         await engine.chat(ask("hi", **settings))
     assert caught.value.status == 400
+
+
+async def test_a_token_beyond_the_model_s_rows_is_refused_and_the_engine_goes_on(open_engine, save_model, tmp_path):
+    folder = shutil.copytree(save_model(), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(folder)
+    engine = await open_engine(folder=str(folder))
+    last = len(tokenizer) - 1
+    for request in (ask("see <image_soft_token>"), {"prompt": "see <image_soft_token>"}, {"prompt": [last]}):
+        with pytest.raises(UpstreamError, match=rf"{last} \(<image_soft_token>\) .* 0 to {last - 1}") as caught:
+            await engine.chat(request)
+        assert caught.value.status == 400
+    assert (await engine.chat(ask("hi", max_tokens=1)))["choices"][0]["token_ids"]
 
 
 async def test_cancelling_frees_the_row_for_others(open_engine):
