@@ -283,10 +283,30 @@ async def test_logprobs_are_given_to_the_client_in_openai_s_form(open_engine):
     assert set(content[0]) == {"token", "logprob", "bytes", "top_logprobs"}
 
 
+SHAPING = [
+    {"frequency_penalty": 0.5}, {"presence_penalty": -1}, {"repetition_penalty": 1.1}, {"logit_bias": {"5": 100}}, {"min_p": 0.1},
+    {"typical_p": 0.9}, {"tfs_z": 0.5}, {"mirostat": 2}, {"min_tokens": 5}, {"ignore_eos": True}, {"stop_token_ids": [7]},
+    {"bad_words": ["no"]}, {"allowed_token_ids": [7]}, {"use_beam_search": True}, {"structured_outputs": {"regex": "a"}},
+]  # fmt: skip
+"""Settings that change what is sampled, and that only other engines have."""
+NEUTRAL = {
+    "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_p": 0.0, "typical_p": 1,
+    "tfs_z": 1, "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [],
+    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None,
+}  # fmt: skip
+
+
+async def test_settings_of_other_engines_are_accepted_if_they_change_nothing(open_engine):
+    engine = await open_engine()
+    assert {name for setting in SHAPING for name in setting} == set(NEUTRAL)
+    plain, neutral = [await engine.chat(ask(ROME, seed=5, max_tokens=8, **more)) for more in ({}, NEUTRAL)]
+    assert plain["choices"][0]["token_ids"] == neutral["choices"][0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        *((setting, next(iter(setting))) for setting in SHAPING),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ({"top_p": 2}, "between 0 and 1"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
