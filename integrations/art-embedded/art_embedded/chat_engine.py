@@ -26,7 +26,7 @@ from art_embedded.sampling import Draw, Sampled
 from art_embedded.scheduler import Generation
 
 STOP_WINDOW = 8
-"""Tokens that are decoded to search for a stop string, in addition to one per character of it."""
+"""Tokens that are decoded to search for a stop string, in addition to one per byte of it."""
 
 
 class ChatEngine(EngineBase, ABC):
@@ -301,7 +301,7 @@ class _Running:
 def _stop_check(chat: Chat, stop: tuple[str, ...]) -> Callable[[list[Sampled]], bool] | None:
     if not stop:
         return None
-    window = max(len(text) for text in stop) + STOP_WINDOW
+    window = max(len(text.encode(errors="surrogatepass")) for text in stop) + STOP_WINDOW
 
     def is_stopped(sampled: list[Sampled]) -> bool:
         tail = chat.decode([s.token for s in sampled[-window:]])

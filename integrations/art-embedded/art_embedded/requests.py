@@ -16,9 +16,9 @@ from art_core.types import GREEDY, JsonDict
 
 LARGEST_TOP_K = 2**31 - 1
 UNSUPPORTED: dict[str, Any] = {
-    "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "min_p": 0, "typical_p": 1, "tfs_z": 1,
-    "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [], "allowed_token_ids": None,
-    "use_beam_search": False, "structured_outputs": None,
+    "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "min_p": 0, "typical_p": 1,
+    "tfs_z": 1, "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [],
+    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None,
 }  # fmt: skip
 """Settings of OpenAI's API, vLLM and Ollama that change what is sampled -> the value that, like null, changes nothing."""
 NAME = re.compile(r"[\w./:-]+")

@@ -501,7 +501,10 @@ async def test_the_tiny_model_is_served_with_exact_logprobs():
     assert answers[0]["prompt_token_ids"] == ids
 
 
-@pytest.mark.parametrize("odd", [{"temperature": 1e-40}, {"temperature": 1e300}, {"top_k": 2**70}, {"top_p": 1e-300}])
+@pytest.mark.parametrize(
+    "odd",
+    [{"temperature": 1e-40}, {"temperature": 1e300}, {"top_k": 2**70}, {"top_p": 1e-300}, {"stop": "\ud800"}],
+)
 async def test_an_extreme_setting_is_answered_and_hurts_nobody_else(open_engine, odd):
     engine = await open_engine(max_tokens=20)
     asked = {"messages": [{"role": "user", "content": "hi"}]}

@@ -144,6 +144,19 @@ def test_a_sampled_tool_call_comes_back_as_the_ids_that_were_sampled(takes_text,
     assert other.decode(later) == chat.render([user, answer, result], [TOOL], {})
 
 
+@pytest.mark.parametrize("stop", ["終了しました", "🛑🛑🛑🛑"])
+async def test_a_stop_string_whose_characters_take_several_tokens_ends_the_answer(
+    stop, open_engine, monkeypatch, tokenizer
+):
+    engine = await open_engine()
+    script = tokenizer(f"Rome {stop} and more", add_special_tokens=False)["input_ids"] + [2]
+    assert len(tokenizer(stop)["input_ids"]) > len(stop) + 8
+    dictate(monkeypatch, script)
+    [choice] = (await engine.chat(ask("hi", stop=stop)))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Rome ", "stop")
+    assert choice["token_ids"] == script[: len(tokenizer(f"Rome {stop}")["input_ids"])]
+
+
 async def test_the_next_turn_continues_the_sampled_ids(open_engine, monkeypatch, tokenizer):
     engine = await open_engine()
     script = [token for letter in "the weather" for token in tokenizer(letter)["input_ids"]] + [2]
