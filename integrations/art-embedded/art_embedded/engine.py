@@ -30,6 +30,7 @@ from art_embedded.loading import (
     load_model,
     make_key_values,
     memory_budget,
+    place,
     stop_ids,
 )
 from art_embedded.parsers import extend_template
@@ -52,6 +53,8 @@ class EmbeddedEngine(ChatEngine):
         self._scheduler: Scheduler | None = None
         self._grammars: Grammars | None = None
         self._model: PreTrainedModel | None = None
+        self._budget = 0
+        """Bytes for keys and values, by the memory that was free at the start: later the cache itself takes of it."""
         self._settings = ExitStack()
 
     async def start(self) -> None:
@@ -99,8 +102,13 @@ class EmbeddedEngine(ChatEngine):
         return fixed
 
     def _serve(self, model: PreTrainedModel, scheduler: Scheduler) -> None:
-        self._model = model
-        scheduler.set_key_values(make_key_values(model), memory_budget())
+        """Serve a model that has been loaded on the CPU, instead of the old one."""
+        self._model = None
+        scheduler.drop()
+        self._model = place(model)
+        key_values = make_key_values(self._model)
+        self._budget = self._budget or memory_budget()
+        scheduler.set_key_values(key_values, self._budget)
 
     async def load(self, weights: Weights) -> None:
         """Serve ``weights`` from the next request on: ``live`` tensors without copying, else those in ``path``.

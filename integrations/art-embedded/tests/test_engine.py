@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+import weakref
 from pathlib import Path
 
 import httpx
@@ -449,6 +450,29 @@ async def test_weights_are_loaded_from_a_model_folder_and_from_an_adapter_folder
     answer = await engine.chat(ask(ROME, max_tokens=5))
     assert answer["policy_version"] == 2
     assert worst_difference(adapted, answer) < 1e-4
+
+
+async def test_the_old_model_is_gone_before_the_new_one_gets_its_place_and_the_budget_stays(
+    open_engine, save_model, tmp_path, monkeypatch
+):
+    budgets, left = iter([2**30, 1]), []
+    monkeypatch.setattr("art_embedded.engine.memory_budget", lambda: next(budgets))
+    engine = await open_engine()
+    await engine.chat(ask(ROME, max_tokens=3))
+    old = weakref.ref(engine._model)
+
+    def place(model):
+        left.append(old())
+        return loading.place(model)
+
+    monkeypatch.setattr("art_embedded.engine.place", place)
+    with pytest.raises(ConfigError):
+        await engine.load(Weights(version=1, path=tmp_path / "missing"))
+    assert (await engine.chat(ask(ROME, max_tokens=3)))["policy_version"] == 0, "what can't be loaded replaces nothing"
+    await engine.load(Weights(version=1, path=Path(save_model())))
+    assert left == [None]
+    assert engine._scheduler.rows.budget == 2**30
+    assert (await engine.chat(ask(ROME, max_tokens=3)))["policy_version"] == 1
 
 
 async def test_a_load_waits_for_the_requests_in_flight(open_engine, save_model):
