@@ -258,10 +258,13 @@ async def test_an_async_agent_that_blocks_on_a_sync_client_does_not_hang(tmp_pat
 
 async def test_training_rollouts_override_the_agents_temperature_and_evaluation_keeps_it(tmp_path):
     engine = FakeEngine(numbers)
-    agent = ScriptedAgent(temperature=0, top_p=0.5)
+    shaping = {"min_p": 0.2, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.1}
+    agent = ScriptedAgent(temperature=0, top_p=0.5, **shaping)
     await art.train(agent, ["a"], **settings(tmp_path, engine=engine, steps=1, eval_tasks=["held out"]))
     asked = {(r["messages"][0]["content"], r["temperature"], r["top_p"]) for r in engine.requests}
     assert asked == {("a", 1.0, 1.0), ("held out", 0, 0.5)}
+    shaped = {(r["messages"][0]["content"], *(r[name] for name in shaping)) for r in engine.requests}
+    assert shaped == {("a", 0.0, 1.0, 0.0, 0.0), ("held out", *shaping.values())}
 
 
 async def test_a_dict_task_gives_its_input_to_the_agent_and_the_rest_to_the_reward(tmp_path):

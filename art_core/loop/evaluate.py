@@ -103,7 +103,7 @@ class Evaluator:
         with timed_separately():
             groups = await run.collect(
                 self.agent, tasks, group_size=1, split="eval",
-                sampling=Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0),
+                sampling=Sampling() if temperature is None else Sampling.plain(temperature),
                 key=key or f"{name} at {temperature}, step {step}",
                 scored_by=None if rescore else reward_name(run.reward(self.reward)), **self.convert,
             )  # fmt: skip

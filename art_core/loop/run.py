@@ -114,7 +114,7 @@ class Run:
             self.serving,
             self.store,
             # Training imposes these, whatever the agent requests.
-            sampling=sampling or Sampling(self.temperature, top_p=1.0, top_k=0),
+            sampling=sampling or Sampling.plain(self.temperature),
             split=split,
             step=step,
             group_id=group_id or uuid.uuid4().hex,

@@ -252,6 +252,16 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+    @classmethod
+    def plain(cls, temperature: float) -> Sampling:
+        """Return the settings that sample from the model's own distribution at ``temperature``."""
+        penalties = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+        return cls(temperature, top_p=1.0, top_k=0, min_p=0.0, **penalties)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Chat:
         self._drops_tools = isinstance(template, str) and not shows_tools(template)
         """Whether to warn of tools that the model isn't shown; once."""
         self._takes_text_arguments = bool(tokenizer.chat_template) and self._accepts_text_arguments()
+        self._joins_parts_of = {role for role in ("system", "user", "assistant") if self._joins_parts(role)}
 
     def render(
         self, messages: list[JsonDict], tools: list[JsonDict] | None, arguments: JsonDict, *, answered: bool = False
@@ -103,7 +104,8 @@ class Chat:
 
         Rendered, that text would become the token.
         """
-        text = "\0".join(_strings([*map(self._plain, messages), tools]))
+        joined = ["".join(_texts(message.get("content"))) for message in messages]  # as some templates join parts
+        text = "\0".join(_strings([*map(self._plain, messages), joined, tools]))
         return next((token for token in self._control_tokens if token in text), None)
 
     @functools.cached_property
@@ -193,13 +195,13 @@ class Chat:
     def _plain(self, message: JsonDict) -> JsonDict:
         """Return the message as templates expect it.
 
-        Content is a string, tool arguments are a mapping if the template needs one, and thinking is in ``reasoning_content``.
+        Content is a string, or several text parts if the template joins them; tool arguments are a mapping if the template needs
+        one, and thinking is in ``reasoning_content``.
         """
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise refuse(f"a message must be an object with a role, got {message!r}")
-        plain = {**message, "content": _text(message.get("content"))}
-        if plain["role"] == "developer":
-            plain["role"] = "system"
+        role = "system" if message["role"] == "developer" else message["role"]
+        plain = {**message, "role": role, "content": self._plain_content(role, message.get("content"))}
         if message.get("reasoning") and not message.get("reasoning_content"):
             plain["reasoning_content"] = message["reasoning"]
         if calls := message.get("tool_calls"):
@@ -207,6 +209,11 @@ class Chat:
                 raise refuse(f"a message's tool_calls must be a list, got {calls!r:.200}")
             plain["tool_calls"] = [self._plain_call(call) for call in calls]
         return plain
+
+    def _plain_content(self, role: str, content: Any) -> str | list[JsonDict]:
+        """Return several text parts as they are if the template joins them, else with newlines in between, as vLLM does."""
+        texts = _texts(content)
+        return _parts(texts) if len(texts) > 1 and role in self._joins_parts_of else "\n".join(texts)
 
     def _plain_call(self, call: Any) -> JsonDict:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict | None):
@@ -225,20 +232,36 @@ class Chat:
         function = {"name": "f", "arguments": '{"a":  1}'}
         call = {"id": "call_1", "type": "function", "function": function}
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return function["arguments"] in self._tried(messages)
+
+    def _joins_parts(self, role: str) -> bool:
+        """Return whether the template shows all text parts of a message, and not as JSON."""
+        message, user = {"role": role, "content": _parts(["Hello", "there"])}, {"role": "user", "content": "Hi"}
+        text = self._tried({"system": [message, user], "user": [message], "assistant": [user, message, user]}[role])
+        return all(shown in text for shown in ("Hello", "there")) and not any(
+            key in text for key in ("'text'", '"text"')
+        )
+
+    def _tried(self, messages: list[JsonDict]) -> str:
+        """Return what the template renders, or nothing if it can't."""
         try:
-            return function["arguments"] in interrupted_after(RENDER_SECONDS, lambda: self._apply(messages))
+            return interrupted_after(RENDER_SECONDS, lambda: self._apply(messages))
         except Exception:  # noqa: BLE001 - ``render`` will report the error
-            return False
+            return ""
 
 
-def _text(content: Any) -> str:
+def _parts(texts: Sequence[str]) -> list[JsonDict]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _texts(content: Any) -> list[str]:
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise refuse(f"message content must be a string or a list of text parts, got {content!r}")
-    parts = []
+    texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
@@ -247,8 +270,8 @@ def _text(content: Any) -> str:
             )
         if not isinstance(part.get(kind), str):
             raise refuse(f"{kind!r} of a message part must be a string, got the part {part!r:.200}")
-        parts.append(part[kind])
-    return "".join(parts)
+        texts.append(part[kind])
+    return texts
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -26,7 +26,7 @@ from art_embedded.sampling import Draw, Sampled
 from art_embedded.scheduler import Generation
 
 STOP_WINDOW = 8
-"""Tokens that are decoded to search for a stop string, in addition to one per character of it."""
+"""Tokens that are decoded to search for a stop string, in addition to one per byte of it."""
 
 
 class ChatEngine(EngineBase, ABC):
@@ -155,7 +155,7 @@ class ChatEngine(EngineBase, ABC):
             prompt = chat.encode(text)
         else:
             text, prompt = None, chat.raw_ids(request.prompt)
-            self._check_vocabulary(prompt)
+        self._check_vocabulary(prompt)
         if not prompt:
             raise refuse("the prompt is empty; send at least one message with content, or one token")
         if len(prompt) >= self.max_context:
@@ -168,8 +168,14 @@ class ChatEngine(EngineBase, ABC):
         return text, prompt
 
     def _check_vocabulary(self, ids: list[int]) -> None:
-        if unknown := [token for token in ids if not 0 <= token < self.vocab_size]:
-            raise refuse(f"token id {unknown[0]} is out of range; the model's ids are 0 to {self.vocab_size - 1}")
+        unknown = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if unknown is not None:
+            # Some tokenizers have added tokens for which the model has no row, such as those for images.
+            added = self._started().tokenizer.added_tokens_decoder.get(unknown)
+            raise refuse(
+                f"token id {unknown}{f' ({added})' if added else ''} is out of range; the model's ids are 0 to "
+                f"{self.vocab_size - 1}, so leave it out"
+            )
 
     def _draw(self, request: ChatRequest, index: int, version: int) -> Draw:
         self._requests += 1
@@ -295,7 +301,7 @@ class _Running:
 def _stop_check(chat: Chat, stop: tuple[str, ...]) -> Callable[[list[Sampled]], bool] | None:
     if not stop:
         return None
-    window = max(len(text) for text in stop) + STOP_WINDOW
+    window = max(len(text.encode(errors="surrogatepass")) for text in stop) + STOP_WINDOW
 
     def is_stopped(sampled: list[Sampled]) -> bool:
         tail = chat.decode([s.token for s in sampled[-window:]])

@@ -5,6 +5,7 @@ One thread (``scheduler.py``) runs the model. ``grammar.py`` enforces structured
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -22,11 +23,22 @@ from art_embedded.chat_engine import ChatEngine
 from art_embedded.formats import find_formats
 from art_embedded.formats.thinking import Place
 from art_embedded.grammar import Grammar, Grammars
-from art_embedded.loading import bind, load_adapter, load_model, make_key_values, memory_budget, stop_ids
+from art_embedded.loading import (
+    bind,
+    fixed_rope_positions,
+    load_adapter,
+    load_model,
+    make_key_values,
+    memory_budget,
+    place,
+    stop_ids,
+)
 from art_embedded.parsers import extend_template
 from art_embedded.requests import Shape, refuse
 from art_embedded.scheduler import Generation, Scheduler
 from art_embedded.score import MAX_SCORED, score
+
+log = logging.getLogger("art_core.engine")
 
 THREADS = torch.get_num_threads()
 """Of this process, before an engine sets its own: torch gives them to all threads that use it later."""
@@ -41,6 +53,8 @@ class EmbeddedEngine(ChatEngine):
         self._scheduler: Scheduler | None = None
         self._grammars: Grammars | None = None
         self._model: PreTrainedModel | None = None
+        self._budget = 0
+        """Bytes for keys and values, by the memory that was free at the start: later the cache itself takes of it."""
         self._settings = ExitStack()
 
     async def start(self) -> None:
@@ -61,13 +75,7 @@ class EmbeddedEngine(ChatEngine):
         model = load_model(self._folder)
         small = model.num_parameters() < SMALL_MODEL
         torch.set_num_threads(self._config.threads or (1 if small else THREADS))
-        limit = positions(model.config)
-        if self._config.max_context and limit and self._config.max_context > limit:
-            raise ConfigError(
-                f"max_context={self._config.max_context} exceeds the {limit} positions of {self._folder}; "
-                f"pass at most {limit}, or omit it"
-            )
-        self.max_context = self._config.max_context or limit or 4096
+        self.max_context = self._context(model)
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
         scheduler.stop_ids = stop_ids(model.generation_config, tokenizer.eos_token_id)
         self._chat = Chat(tokenizer, scheduler.stop_ids, self.formats)
@@ -76,9 +84,31 @@ class EmbeddedEngine(ChatEngine):
         if not small:
             self._settings.enter_context(cpu.onednn_products())
 
+    def _context(self, model: PreTrainedModel) -> int:
+        """Return the most tokens of prompt plus answer. Raises ConfigError if ``max_context`` exceeds the model's positions."""
+        requested, limit, fixed = self._config.max_context, positions(model.config), fixed_rope_positions(model.config)
+        if requested and limit and requested > limit:
+            raise ConfigError(
+                f"max_context={requested} exceeds the {limit} positions of {self._folder}; pass at most {limit}, or omit it"
+            )
+        context = requested or limit or 4096
+        if fixed is None or context <= fixed:
+            return context
+        log.warning(
+            "max_context is %d instead of %d: in longer contexts the rotary frequencies of %s depend on the longest sequence of "
+            "the batch, so concurrent calls would change each other's logprobs; choose another model if you need them",
+            fixed, context, self._folder,
+        )  # fmt: skip
+        return fixed
+
     def _serve(self, model: PreTrainedModel, scheduler: Scheduler) -> None:
-        self._model = model
-        scheduler.set_key_values(make_key_values(model), memory_budget())
+        """Serve a model that has been loaded on the CPU, instead of the old one."""
+        self._model = None
+        scheduler.drop()
+        self._model = place(model)
+        key_values = make_key_values(self._model)
+        self._budget = self._budget or memory_budget()
+        scheduler.set_key_values(key_values, self._budget)
 
     async def load(self, weights: Weights) -> None:
         """Serve ``weights`` from the next request on: ``live`` tensors without copying, else those in ``path``.

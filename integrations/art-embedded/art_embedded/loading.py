@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from art_core.errors import ConfigError
 from art_core.learner import pretrained
@@ -27,7 +27,7 @@ log = logging.getLogger("art_core.engine.loading")
 # need, so they can't be replaced by live weights.
 @torch.inference_mode(False)
 def load_model(folder: str) -> PreTrainedModel:
-    """Load a causal LM for inference, onto the GPU if there is one: float32, but on a GPU bfloat16 from a billion weights on.
+    """Load a causal LM for inference on the CPU: in float32, but for a GPU in bfloat16 from a billion weights on.
 
     The learner computes in float32. A smaller model is fast enough in it, and then the two agree as closely as on a CPU.
     Raises ConfigError if ``folder`` has no causal LM.
@@ -37,7 +37,14 @@ def load_model(folder: str) -> PreTrainedModel:
     if cuda and model.num_parameters() < BFLOAT16_FROM:
         # Loaded again, because a conversion would keep the rounded weights; one to bfloat16 would round rotary frequencies.
         model = pretrained.load_causal_lm(folder)
-    return model.requires_grad_(False).eval().to("cuda" if cuda else "cpu")
+    return model.requires_grad_(False).eval()
+
+
+@torch.inference_mode(False)
+def place(model: PreTrainedModel) -> PreTrainedModel:
+    """Move a model to the GPU if there is one. What was there before should be gone, because there may be no room for both."""
+    torch.cuda.empty_cache()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def stop_ids(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
@@ -45,6 +52,17 @@ def stop_ids(generation: GenerationConfig | None, tokenizer_eos: int | None) -> 
     configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
+
+
+def fixed_rope_positions(config: PreTrainedConfig) -> int | None:
+    """Return the positions up to which rotary frequencies are fixed, or None if they always are.
+
+    Beyond, transformers takes them from the largest position of the whole batch, and cached keys keep those of shorter batches.
+    """
+    ropes = pretrained.rope_parameters(config)
+    limits = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
+    limits += [config.get_text_config().max_position_embeddings for rope in ropes if rope.get("rope_type") == "dynamic"]
+    return min(limits, default=None)
 
 
 def load_adapter(base: str, folder: Path) -> PreTrainedModel:

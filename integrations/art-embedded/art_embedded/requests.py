@@ -15,7 +15,12 @@ from art_core.errors import UpstreamError
 from art_core.types import GREEDY, JsonDict
 
 LARGEST_TOP_K = 2**31 - 1
-UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias")
+UNSUPPORTED: dict[str, Any] = {
+    "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "min_p": 0, "typical_p": 1,
+    "tfs_z": 1, "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [],
+    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None,
+}  # fmt: skip
+"""Settings of OpenAI's API, vLLM and Ollama that change what is sampled -> the value that, like null, changes nothing."""
 NAME = re.compile(r"[\w./:-]+")
 """Valid names of functions whose calls are constrained by a grammar."""
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -96,8 +101,8 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
         messages = _checked_prompt(request)
     elif not isinstance(messages, list) or not messages:
         raise refuse("messages is missing or empty; send at least one message")
-    for name in UNSUPPORTED:
-        if request.get(name):
+    for name, neutral in UNSUPPORTED.items():
+        if request.get(name) not in (None, neutral):
             raise refuse(
                 f"the embedded engine doesn't support {name}, and ignoring it would change the distribution of the answers; "
                 "omit it, or serve the policy with another engine such as vLLM"

@@ -127,16 +127,20 @@ def _first_reaching(masses: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _truncate(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Remove the tokens that top_p and top_k exclude, in the rows that set them; the most likely token always stays."""
+    """Remove the tokens that top_k, and top_p of what it leaves, exclude, in the rows that set them.
+
+    The most likely token always stays.
+    """
     rows = [row for row, draw in enumerate(draws) if draw.top_p < 1.0 or draw.top_k]
     if not rows:
         return logprobs
     device = logprobs.device
     ordered, order = logprobs[rows].sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
     top_p = torch.tensor([draws[row].top_p for row in rows], device=device)[:, None]
     top_k = torch.tensor([draws[row].top_k or logprobs.shape[-1] for row in rows], device=device)[:, None]
-    removed = (before >= top_p) | (torch.arange(logprobs.shape[-1], device=device) >= top_k)
+    ordered = ordered.masked_fill(torch.arange(logprobs.shape[-1], device=device) >= top_k, float("-inf"))
+    probabilities = ordered.softmax(-1)
+    removed = (probabilities.cumsum(-1) - probabilities >= top_p) & (top_p < 1.0)
     removed[:, 0] = False
     truncated = logprobs.clone()
     truncated[rows] = torch.empty_like(ordered).scatter_(1, order, ordered.masked_fill(removed, float("-inf")))

@@ -106,6 +106,10 @@ class Scheduler:
         """Serve from ``key_values``, which are empty and may use ``budget`` bytes. Decode thread only."""
         self._rows = Rows(key_values, budget, self.max_rows)
 
+    def drop(self) -> None:
+        """Let go of the model and its cache, before others are set. Decode thread only."""
+        self._rows = None
+
     def forget(self) -> None:
         """Drop the cache, because the weights have changed. Decode thread only."""
         self.rows.clear()

@@ -66,8 +66,9 @@ PRELUDE = """\
 {%- if ROLE == 'user' -%}
 {%- set messages = shown.exchange + messages -%}
 {%- elif messages[0]['role'] == 'system' -%}
-{%- set content, added = messages[0]['content'] or '', '\\n\\n' + shown.tools -%}
-{%- set content = content + (added if content is string else [{'text': added}]) -%}
+{%- set content = messages[0]['content'] or '' -%}
+{%- if content is not string -%}{%- set content = content | map(attribute='text') | join('\\n') -%}{%- endif -%}
+{%- set content = content + '\\n\\n' + shown.tools -%}
 {%- set messages = [dict(messages[0], content=content)] + shown.exchange + messages[1:] -%}
 {%- else -%}
 {%- set messages = [{'role': 'system', 'content': shown.tools}] + shown.exchange + messages -%}
@@ -76,7 +77,7 @@ PRELUDE = """\
 {%- for message in messages -%}
 {%- set art.content = message['content'] or '' -%}
 {%- if art.content is not string -%}
-{%- set art.content = art.content | map(attribute='text') | join -%}
+{%- set art.content = art.content | map(attribute='text') | join('\\n') -%}
 {%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
 {%- set name, arguments = call['function']['name'] | tojson, call['function']['arguments'] or {} -%}

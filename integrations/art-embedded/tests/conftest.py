@@ -61,6 +61,14 @@ SIZES = {
     "pad_token_id": 0,
     "bos_token_id": None,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0, 4.0, 5.0, 6.0],
+    "original_max_position_embeddings": 64,
+}
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -90,6 +98,7 @@ def make_model(family: str, vocab_size: int):
         ),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**sizes)),
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes)),
+        "longrope": lambda: LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=LONGROPE)),
         "mistral": lambda: MistralForCausalLM(MistralConfig(**sizes, sliding_window=16)),
         "gemma3": lambda: Gemma3ForCausalLM(
             Gemma3TextConfig(**sizes, sliding_window=16, layer_types=windows, query_pre_attn_scalar=8)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
+import weakref
 from pathlib import Path
 
 import httpx
@@ -121,6 +123,22 @@ async def test_a_prompt_longer_than_a_step_is_computed_in_pieces(open_engine, sa
     talks = await asyncio.gather(*[engine.chat(ask(ROME * 8 + str(n), max_tokens=6)) for n in range(5)])
     model = plain_model(save_model("mistral"))
     assert max(worst_difference(model, answer) for answer in talks) < 1e-4
+
+
+async def test_a_row_s_logprobs_do_not_depend_on_the_length_of_its_neighbours(open_engine, save_model, caplog):
+    engine = await open_engine("longrope")
+    assert engine.max_context == 64
+    assert "max_context is 64 instead of 512" in caplog.text
+    asked = [ask("hi", max_tokens=30, stop="never"), ask(ROME * 20, max_tokens=30)]
+    short, long = await asyncio.gather(*[engine.chat(request) for request in asked], return_exceptions=True)
+    assert worst_difference(plain_model(save_model("longrope")), short) < 1e-4
+    assert (long.status, long.code) == (400, "context_length_exceeded")
+
+
+async def test_a_requested_context_within_the_fixed_frequencies_is_kept_without_a_warning(open_engine, caplog):
+    assert (await open_engine("longrope", max_context=48)).max_context == 48
+    assert (await open_engine("llama")).max_context == 512
+    assert "max_context" not in caplog.text
 
 
 async def test_requests_wait_for_memory_instead_of_failing(open_engine, monkeypatch):
@@ -266,10 +284,30 @@ async def test_logprobs_are_given_to_the_client_in_openai_s_form(open_engine):
     assert set(content[0]) == {"token", "logprob", "bytes", "top_logprobs"}
 
 
+SHAPING = [
+    {"frequency_penalty": 0.5}, {"presence_penalty": -1}, {"repetition_penalty": 1.1}, {"logit_bias": {"5": 100}}, {"min_p": 0.1},
+    {"typical_p": 0.9}, {"tfs_z": 0.5}, {"mirostat": 2}, {"min_tokens": 5}, {"ignore_eos": True}, {"stop_token_ids": [7]},
+    {"bad_words": ["no"]}, {"allowed_token_ids": [7]}, {"use_beam_search": True}, {"structured_outputs": {"regex": "a"}},
+]  # fmt: skip
+"""Settings that change what is sampled, and that only other engines have."""
+NEUTRAL = {
+    "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_p": 0.0, "typical_p": 1,
+    "tfs_z": 1, "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [],
+    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None,
+}  # fmt: skip
+
+
+async def test_settings_of_other_engines_are_accepted_if_they_change_nothing(open_engine):
+    engine = await open_engine()
+    assert {name for setting in SHAPING for name in setting} == set(NEUTRAL)
+    plain, neutral = [await engine.chat(ask(ROME, seed=5, max_tokens=8, **more)) for more in ({}, NEUTRAL)]
+    assert plain["choices"][0]["token_ids"] == neutral["choices"][0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        *((setting, next(iter(setting))) for setting in SHAPING),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ({"top_p": 2}, "between 0 and 1"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
@@ -282,6 +320,20 @@ async def test_what_cannot_be_done_is_refused_with_a_400(settings, says, open_en
     with pytest.raises(UpstreamError, match=says) as caught:
         await engine.chat(ask("hi", **settings))
     assert caught.value.status == 400
+
+
+async def test_a_token_beyond_the_model_s_rows_is_refused_and_the_engine_goes_on(open_engine, save_model, tmp_path):
+    folder = shutil.copytree(save_model(), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(folder)
+    engine = await open_engine(folder=str(folder))
+    last = len(tokenizer) - 1
+    for request in (ask("see <image_soft_token>"), {"prompt": "see <image_soft_token>"}, {"prompt": [last]}):
+        with pytest.raises(UpstreamError, match=rf"{last} \(<image_soft_token>\) .* 0 to {last - 1}") as caught:
+            await engine.chat(request)
+        assert caught.value.status == 400
+    assert (await engine.chat(ask("hi", max_tokens=1)))["choices"][0]["token_ids"]
 
 
 async def test_cancelling_frees_the_row_for_others(open_engine):
@@ -400,6 +452,29 @@ async def test_weights_are_loaded_from_a_model_folder_and_from_an_adapter_folder
     assert worst_difference(adapted, answer) < 1e-4
 
 
+async def test_the_old_model_is_gone_before_the_new_one_gets_its_place_and_the_budget_stays(
+    open_engine, save_model, tmp_path, monkeypatch
+):
+    budgets, left = iter([2**30, 1]), []
+    monkeypatch.setattr("art_embedded.engine.memory_budget", lambda: next(budgets))
+    engine = await open_engine()
+    await engine.chat(ask(ROME, max_tokens=3))
+    old = weakref.ref(engine._model)
+
+    def place(model):
+        left.append(old())
+        return loading.place(model)
+
+    monkeypatch.setattr("art_embedded.engine.place", place)
+    with pytest.raises(ConfigError):
+        await engine.load(Weights(version=1, path=tmp_path / "missing"))
+    assert (await engine.chat(ask(ROME, max_tokens=3)))["policy_version"] == 0, "what can't be loaded replaces nothing"
+    await engine.load(Weights(version=1, path=Path(save_model())))
+    assert left == [None]
+    assert engine._scheduler.rows.budget == 2**30
+    assert (await engine.chat(ask(ROME, max_tokens=3)))["policy_version"] == 1
+
+
 async def test_a_load_waits_for_the_requests_in_flight(open_engine, save_model):
     engine = await open_engine()
     running = asyncio.create_task(engine.chat(ask(ROME, max_tokens=60, stop="never")))
@@ -450,7 +525,10 @@ async def test_the_tiny_model_is_served_with_exact_logprobs():
     assert answers[0]["prompt_token_ids"] == ids
 
 
-@pytest.mark.parametrize("odd", [{"temperature": 1e-40}, {"temperature": 1e300}, {"top_k": 2**70}, {"top_p": 1e-300}])
+@pytest.mark.parametrize(
+    "odd",
+    [{"temperature": 1e-40}, {"temperature": 1e300}, {"top_k": 2**70}, {"top_p": 1e-300}, {"stop": "\ud800"}],
+)
 async def test_an_extreme_setting_is_answered_and_hurts_nobody_else(open_engine, odd):
     engine = await open_engine(max_tokens=20)
     asked = {"messages": [{"role": "user", "content": "hi"}]}

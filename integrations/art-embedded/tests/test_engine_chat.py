@@ -23,6 +23,10 @@ MAPPED = """{%- for message in messages %}{{- '<|im_start|>' + message.role + me
 {%- for call in message.tool_calls or [] %}{{- call.function.arguments | tojson }}{%- endfor %}{%- endfor %}"""
 
 
+JOINS = """{%- for message in messages %}{{- message.role + ': ' }}{%- if message.content is string %}{{- message.content }}
+{%- else %}{{- message.content | map(attribute='text') | join('+') }}{%- endif %}{{- '. ' }}{%- endfor %}"""
+
+
 def ask(text: str, **settings) -> dict:
     return {"messages": [{"role": "user", "content": text}], **settings}
 
@@ -108,16 +112,31 @@ async def test_prompt_ids_are_the_template_s(open_engine, tokenizer):
     engine = await open_engine()
     messages = [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]},
     ]
     answer = await engine.chat({"messages": messages, "tools": [TOOL], "max_tokens": 1})
-    plain = [messages[0], {"role": "user", "content": "hi"}]
+    plain = [messages[0], {"role": "user", "content": "hi\nthere"}]  # as vLLM joins them
     expected = tokenizer.apply_chat_template(plain, tools=[TOOL], add_generation_prompt=True, return_dict=False)
     assert answer["prompt_token_ids"] == expected
     without = await engine.chat({"messages": messages, "tools": [TOOL], "tool_choice": "none", "max_tokens": 1})
     assert without["prompt_token_ids"] == tokenizer.apply_chat_template(
         plain, add_generation_prompt=True, return_dict=False
     )
+
+
+def test_a_template_that_joins_parts_itself_is_given_them_except_those_of_a_tool_s_result(tokenizer):
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = JOINS
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
+    messages = [{"role": role, "content": parts} for role in ("system", "user", "tool")]
+    text = Chat(tokenizer, frozenset({2})).render([*messages, {"role": "user", "content": "c"}], None, {})
+    assert text == "system: a+b. user: a+b. tool: a\nb. user: c. "
+    # Gemma 3 shows only the first part of a system message.
+    tokenizer.chat_template = JOINS.replace(
+        "message.content |", "message.content[: 1 if message.role == 'system' else 9] |"
+    )
+    text = Chat(tokenizer, frozenset({2})).render(messages, None, {})
+    assert text == "system: a\nb. user: a+b. tool: a\nb. "
 
 
 @pytest.mark.parametrize("takes_text", [True, False])
@@ -142,6 +161,19 @@ def test_a_sampled_tool_call_comes_back_as_the_ids_that_were_sampled(takes_text,
     assert calls_of(answer) == [("get_weather", arguments)]
     assert later[: len(prompt) + len(sampled)] == prompt + sampled
     assert other.decode(later) == chat.render([user, answer, result], [TOOL], {})
+
+
+@pytest.mark.parametrize("stop", ["終了しました", "🛑🛑🛑🛑"])
+async def test_a_stop_string_whose_characters_take_several_tokens_ends_the_answer(
+    stop, open_engine, monkeypatch, tokenizer
+):
+    engine = await open_engine()
+    script = tokenizer(f"Rome {stop} and more", add_special_tokens=False)["input_ids"] + [2]
+    assert len(tokenizer(stop)["input_ids"]) > len(stop) + 8
+    dictate(monkeypatch, script)
+    [choice] = (await engine.chat(ask("hi", stop=stop)))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Rome ", "stop")
+    assert choice["token_ids"] == script[: len(tokenizer(f"Rome {stop}")["input_ids"])]
 
 
 async def test_the_next_turn_continues_the_sampled_ids(open_engine, monkeypatch, tokenizer):

@@ -29,6 +29,10 @@ class SamplingBody(Body):
     temperature: Annotated[FiniteFloat, Field(ge=0)] | None = None
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    frequency_penalty: FiniteFloat | None = None
+    presence_penalty: FiniteFloat | None = None
 
 
 class Collect(Body):

@@ -52,6 +52,14 @@ CONVERSATIONS = {
 }  # fmt: skip
 
 
+def test_text_parts_are_lines_as_the_engines_show_them_and_those_of_an_answer_are_one_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": parts}]}
+    messages, _ = shown_of(json.dumps([*asked, result]))
+    assert [message["content"] for message in messages] == ["a\nb", "ab", "a\nb"]
+
+
 @pytest.mark.parametrize("form", CONVERSATIONS)
 def test_a_conversation_with_a_tool_is_the_same_in_every_form(form):
     messages, tools = shown_of(json.dumps(CONVERSATIONS[form]))

@@ -54,7 +54,7 @@ SAID: tuple[dict[str, Any], ...] = (
 BODIES: tuple[dict[str, Any], ...] = (
     {"kind": "collect", "tasks": ["a"], "group_size": 2, "split": "train", "step": 1, "pool": "default",
     "allow_no_calls": False,
-     "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "inputs": None},
+     "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}, "inputs": None},
     {"kind": "score", "groups": [["r"]], "reward": "ruler"},
     {"kind": "scores", "groups": [[{"rollout_id": "r", "reward": 1.0, "metrics": {"a": 1}, "notes": {"a": "b"},
                                     "call_rewards": {"0": 0.5}}]], "by": "me"},

@@ -52,6 +52,8 @@ class Ollama(FromEvents["OllamaAnswer"]):
         request |= {RENAMED[name]: value for name, value in options.items() if name in RENAMED and value is not None}
         if isinstance(limit := request.get("max_completion_tokens"), int) and limit < 0:
             del request["max_completion_tokens"]  # no limit
+        if request.get("repetition_penalty") in (0, 1):
+            del request["repetition_penalty"]  # none; LiteLLM sends frequency_penalty=0 as a repeat_penalty of 0
         request["messages"] = self._to_messages(body.get("messages"))
         request |= {name: body[name] for name in ("model", "tools", "logprobs", "top_logprobs") if body.get(name)}
         if isinstance(body.get("format"), dict) and body["format"]:

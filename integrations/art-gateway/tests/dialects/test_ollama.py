@@ -25,6 +25,14 @@ async def test_an_answer_is_that_of_chat_and_is_recorded_like_it(opened):
         assert await desk.same_as_chat(messages=HI, temperature=0.5)
 
 
+async def test_a_penalty_reaches_the_engine_unless_it_is_off(opened):
+    async with opened("Hello.") as desk, client_of(desk) as client:
+        for penalty in (1.1, 1.0, 0):  # LiteLLM sends an agent's frequency_penalty=0 as 0
+            await client.chat("m", HI, options={"repeat_penalty": penalty, "min_p": 0.1})
+        assert [request.get("repetition_penalty") for request in desk.engine.requests] == [1.1, None, None]
+        assert {request["min_p"] for request in desk.engine.requests} == {0.1}
+
+
 async def test_a_stream_has_the_same_text_with_both_clients(opened):
     async with opened("Hello, hello.") as desk, client_of(desk) as client:
         parts = [part async for part in await client.chat("m", HI, stream=True)]

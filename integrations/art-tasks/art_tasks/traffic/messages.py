@@ -177,7 +177,7 @@ def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
     if role == "tool" and isinstance(content, Mapping) and ("function" in content or "parameters" in content):
         tools.append(_tool(content))  # LangChain's handler records tools as messages
         return
-    parts = _Parts(item.get("parts") if "parts" in item else content)
+    parts = _Parts(item.get("parts") if "parts" in item else content, "" if role == "assistant" else "\n")
     yield from parts.results
     calls = [*map(_call, _tool_calls(item))] or parts.calls  # LangChain records Anthropic's calls in both places
     if role == "tool" and not parts.results:
@@ -208,20 +208,25 @@ def _tool_calls(item: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 class _Parts:
     """A message's content, a string or a list of parts, sorted into text, reasoning, tool calls and tool results."""
 
-    def __init__(self, content: Any) -> None:
-        self.text, self.thoughts = "", ""
+    def __init__(self, content: Any, between: str) -> None:
+        self.texts: list[str] = []
+        self._between, self.thoughts = between, ""
         self.calls: list[JsonDict] = []
         self.results: list[JsonDict] = []
         for part in [content] if isinstance(content, str | Mapping) else content or ():
             self._add(part)
 
+    @property
+    def text(self) -> str:
+        return self._between.join(self.texts)
+
     def _add(self, part: Any) -> None:
         if isinstance(part, str):
-            self.text += part
+            self.texts.append(part)
             return
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in ("text", "input_text", "output_text", "refusal") or (kind is None and _is_text(part)):
-            self.text += str(part.get("text", part.get("content", part.get("refusal", ""))) or "")
+            self.texts.append(str(part.get("text", part.get("content", part.get("refusal", ""))) or ""))
         elif kind in ("thinking", "reasoning"):
             self.thoughts += str(part.get("thinking") or part.get("content") or part.get("text") or "")
         elif kind in ("tool_use", "tool_call"):
@@ -233,7 +238,7 @@ class _Parts:
         elif kind is None and isinstance(part, Mapping) and "functionCall" in part:
             self.calls.append(_call(part["functionCall"]))
         elif kind is None and isinstance(part, Mapping) and not {"inlineData", "functionResponse"} & set(part):
-            self.text += json.dumps(part)  # a structured answer, parsed by the instrumentation
+            self.texts.append(json.dumps(part))  # a structured answer, parsed by the instrumentation
         else:
             raise Unreadable(f"a message has a part of kind {kind or sorted(map(str, part))[:3]}, not text")
 
@@ -247,7 +252,7 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):
-        return "".join(str(part["text"]) for part in value)
+        return "\n".join(str(part["text"]) for part in value)
     return json.dumps(value)
 
 
