@@ -147,7 +147,13 @@ async def test_an_evaluation_that_is_measured_again_stays_the_first_of_its_tempe
             self.calls += 1
             return [None if self.calls == 3 else 1.0]
 
-    common = {"eval_tasks": ["a"], "eval_reward": FailsOnce(), "reward": right, "steps": 1, "eval_temperatures": (0.5, 1)}
+    common = {
+        "eval_tasks": ["a"],
+        "eval_reward": FailsOnce(),
+        "reward": right,
+        "steps": 1,
+        "eval_temperatures": (0.5, 1),
+    }
     for unscored in (1, 0):
         result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
         rows = [(it["name"], it["temperature"], it["unscored"]) for it in result.report["evaluations"]]

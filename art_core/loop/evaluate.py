@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,11 @@ class Evaluator:
             self.screen.say_once(f"rollouts could not be scored: {reason}")
         result = {"name": name, "step": step, **report.as_json()}
         rows = run.store.meta("evaluations", [])
-        others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
-        stored = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
-        run.store.set_meta("evaluations", [*others, stored])
+        # Measured again at the same step, it keeps its place: of several temperatures, the first is compared before and after.
+        key_of = itemgetter("name", "temperature")
+        kept = {key_of(row): row for row in rows if key_of(row) != (name, temperature) or row["step"] == step}
+        kept[name, temperature] = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
+        run.store.set_meta("evaluations", list(kept.values()))
         self.notify("log_groups", step, groups, "eval")
         self.notify("log_evaluation", step, result)
         return report
