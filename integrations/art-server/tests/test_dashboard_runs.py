@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from recorded_runs import call
 
 from art_core.store import Store
 
@@ -21,3 +22,20 @@ def test_a_page_says_that_it_lists_the_newest_runs_only_and_names_an_older_one(t
     desk.open(address).get_by_text("Only the newest 500 of 501 runs are listed").wait_for()
     page = desk.open(f"{address}#/run/run-000")
     assert page.get_by_label("Run", exact=True).input_value() == "run-000"
+
+
+def test_the_same_answer_twice_has_the_details_of_both_its_calls(tmp_path, desk):
+    question, again = {"role": "user", "content": "Where?"}, {"role": "user", "content": "Look again."}
+    answer = {"role": "assistant", "content": "Nowhere."}
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        store.add_rollout("r", task="t", step=1, split="train", task_id="t")
+        for number, messages in enumerate([[question], [question, answer, again]]):
+            made = call((1, number), (2,), messages=messages, answer=answer["content"], request_id=f"q{number}")
+            store.record("r", made)
+        store.finish_rollout("r", output="Nowhere.")
+    address = desk.view(tmp_path)
+    for path in ("rollout/r", "compare?task_id=t&a=r"):
+        page = desk.open(f"{address}#/run/run/{path}")
+        page.get_by_text("Look again.").first.wait_for()
+        answers = page.locator(".messages").first.locator(".message.assistant .who").all_inner_texts()
+        assert ["call 0" in answers[0], "call 1" in answers[1]] == [True, True], answers
