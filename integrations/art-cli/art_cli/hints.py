@@ -193,8 +193,8 @@ def _held_out(metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapp
         return
     before, after = min(measured, key=lambda it: it["step"]), max(measured, key=lambda it: it["step"])
     change = after["success"] - before["success"]
-    # With few held-out tasks, their intervals may include the rise in training. Standard errors don't say so: at 0 % and 100 % they
-    # are 0.
+    # With few held-out tasks, their intervals may include the rise in training. Standard errors can't tell: they are 0 at 0 % and
+    # 100 %.
     possible = after["interval"][1] - before["interval"][0]
     room = 1 - before["success"] if before["counts_successes"] else math.inf
     if change <= 0 and possible < min(rise, room):
