@@ -2,6 +2,7 @@
 
 import pytest
 
+from art_cli.chart import drawn_metric
 from art_cli.summary import verdict
 from art_core import Report, Trajectory
 
@@ -45,3 +46,16 @@ def test_without_any_task_scored_both_times_there_is_no_verdict():
 
 def test_graded_rewards_before_are_not_called_successes_after():
     assert verdict(report(*[0.41] * 20), report(*[1] * 20)).startswith("better: +0.59 of mean reward")
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([{"reward": 0.0, "call_reward": 0.5}], "call_reward"),
+        ([{"reward": 0.1, "call_reward": 0.5}], "reward"),
+        ([{"reward": 0.0}], "reward"),
+        ([{"reward": 0.0, "call_reward": 0.5, "success": 0.0}], "success"),
+    ],
+)
+def test_the_chart_draws_what_is_rewarded(steps, name):
+    assert drawn_metric(steps) == name

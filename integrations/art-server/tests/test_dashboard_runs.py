@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from recorded_runs import call
+from recorded_runs import call, record
 
 from art_core.store import Store
 
@@ -39,3 +39,27 @@ def test_the_same_answer_twice_has_the_details_of_both_its_calls(tmp_path, desk)
         page.get_by_text("Look again.").first.wait_for()
         answers = page.locator(".messages").first.locator(".message.assistant .who").all_inner_texts()
         assert ["call 0" in answers[0], "call 1" in answers[1]] == [True, True], answers
+
+
+def test_graded_evaluations_are_shown_with_the_rewards(tmp_path, desk):
+    with Store(record(tmp_path / "run") / "run.sqlite") as store:
+        rows = [{**row, "counts_successes": False} for row in store.meta("evaluations")]
+        store.set_meta("evaluations", rows)
+        for step in (1, 2, 3):
+            store.add_step(step, {"reward": 0.1 * step, "groups_with_contrast": 1.0})
+    page = desk.open(f"{desk.view(tmp_path)}#/run/run")
+    large = page.locator(".charts.large figure")
+    large.first.wait_for()
+    assert large.count() == 1 and large.get_attribute("aria-label") == "Reward"
+    assert "held-out tasks" in large.inner_text()
+
+
+def test_rewards_of_calls_alone_have_the_large_chart(tmp_path, desk):
+    with Store(record(tmp_path / "run") / "run.sqlite") as store:
+        store.set_meta("evaluations", [])
+        for step in (1, 2, 3):
+            store.add_step(step, {"reward": 0.0, "call_reward": 0.1 * step, "groups_with_contrast": 1.0})
+    page = desk.open(f"{desk.view(tmp_path)}#/run/run")
+    large = page.locator(".charts.large figure")
+    large.first.wait_for()
+    assert large.count() == 1 and large.get_attribute("aria-label") == "Call reward"
