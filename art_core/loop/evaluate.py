@@ -7,7 +7,6 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class Evaluator:
     async def measure(
         self, name: str, temperature: float | None, *, key: str | None = None, rescore: bool = False
     ) -> Report:
-        """Run and score the tasks and store the result as ``name``, replacing an earlier one.
+        """Run and score the tasks and store the result as ``name``, replacing an earlier one: in its place if of the same step.
 
         Rollouts are collected under ``key``. ``rescore`` ignores stored scores, because another reward gave them.
         """
@@ -116,12 +115,10 @@ class Evaluator:
         for reason in why_unscored(groups):
             self.screen.say_once(f"rollouts could not be scored: {reason}")
         result = {"name": name, "step": step, **report.as_json()}
-        rows = run.store.meta("evaluations", [])
-        # Measured again at the same step, it keeps its place: of several temperatures, the first is compared before and after.
-        key_of = itemgetter("name", "temperature")
-        kept = {key_of(row): row for row in rows if key_of(row) != (name, temperature) or row["step"] == step}
-        kept[name, temperature] = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
-        run.store.set_meta("evaluations", list(kept.values()))
+        rows = {(row["name"], row["temperature"], row["step"]): row for row in run.store.meta("evaluations", [])}
+        rows[name, temperature, step] = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
+        kept = [row for key, row in rows.items() if key[:2] != (name, temperature) or key[2] == step]
+        run.store.set_meta("evaluations", kept)
         self.notify("log_groups", step, groups, "eval")
         self.notify("log_evaluation", step, result)
         return report

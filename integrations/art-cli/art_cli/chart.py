@@ -58,7 +58,7 @@ def draw(run_dir: Path) -> Path:
 
 
 def drawn_metric(steps: Sequence[Mapping[str, float]]) -> str:
-    """Return the metric that says best how the steps went: ``success``, ``reward``, or ``call_reward`` if only calls have rewards."""
+    """Return the metric that says how the steps went: ``success``, ``reward``, or ``call_reward`` if only calls are rewarded."""
     if any("success" in step for step in steps):
         return "success"
     of_calls = any("call_reward" in step for step in steps) and not any(step.get("reward") for step in steps)
