@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from art_core.testing import FakeEngine
 from art_core.types import Call, Trajectory
+from examples.game_2048 import evaluate, train
 from examples.game_2048.agent import Game2048Agent, invalid_share, messages, play, read_direction
 from examples.game_2048.classic import train_2048_agent
 from examples.game_2048.environment import Game2048Environment
-from examples.game_2048.evaluate import MODEL, Scripted, mean_and_margin, measure, player
+from examples.game_2048.evaluate import MODEL, Scripted, describe, mean_and_margin, measure, player
 from examples.game_2048.rules import DIRECTIONS, as_board
 from examples.game_2048.tasks import (
     HELD_OUT_SEEDS,
@@ -169,6 +172,18 @@ async def test_an_invalid_answer_counts_and_a_random_legal_move_is_played_instea
     assert abs(mean - expected) < 1.5 * (margin + other)
     game = await play(Saying(None, "left", "right"), 7)
     assert game["over"] and 1 / 3 < invalid_share(game) < 1
+
+
+async def test_a_single_game_is_described():
+    assert "1 games: score" in describe(await measure(Scripted("random"), 1, most_moves=9))
+
+
+@pytest.mark.parametrize("main", [evaluate.main, train.main])
+def test_no_games_at_all_are_refused_before_anything_is_played(main):
+    app = typer.Typer()
+    app.command()(main)
+    refused = CliRunner().invoke(app, ["--games", "0"])
+    assert refused.exit_code == 2 and "--games" in refused.output
 
 
 async def test_held_out_games_say_that_they_are_being_played(capsys):

@@ -34,7 +34,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
 
 
-async def team(tmp_path, reward, *, keywords: list[list[str]], read: int = RIGHT, answer: str = "") -> Trajectory:
+async def team(
+    tmp_path, reward, *, keywords: list[list[str]], read: object = RIGHT, answer: str = "", call_id: str = "c"
+) -> Trajectory:
     """Return the scored run of a team that says these things."""
     searches = iter(keywords)
 
@@ -42,7 +44,7 @@ async def team(tmp_path, reward, *, keywords: list[list[str]], read: int = RIGHT
         name = request["tool_choice"]["function"]["name"]
         arguments = {"read_email": {"id": read}, "return_final_answer": {"answer": answer}}.get(name)
         text = json.dumps({"keywords": next(searches)} if arguments is None else arguments)
-        return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": name, "arguments": text}}]}
+        return {"tool_calls": [{"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}]}
 
     report = await art.evaluate(
         build_agent(), [TASK], model="tiny", reward=reward, engine=FakeEngine(reply), run_dir=tmp_path / "run",
@@ -75,6 +77,12 @@ async def test_a_node_that_had_no_chance_is_neither_praised_nor_blamed(tmp_path)
     group = advantages(Group(TASK, (lost, unread)))
     assert group.call_advantages[0][2:] == (0, 0) and group.call_advantages[1][2] == 0
     assert group.call_advantages[0][0] < 0 < group.call_advantages[1][0]
+
+
+@pytest.mark.parametrize("read", [0, int(f"{RIGHT}1"), None], ids=["another", "a longer number", "none"])
+async def test_another_message_is_not_the_right_one_whatever_its_call_is_named(tmp_path, read):
+    done = await team(tmp_path, per_node, keywords=[SUBJECT], read=read, answer="?", call_id=f"call_{RIGHT}")
+    assert marks(done) == [("searcher", 1), ("reader", 0), ("writer", None)]
 
 
 async def test_one_reward_for_all_has_the_same_information_and_no_marks(tmp_path):

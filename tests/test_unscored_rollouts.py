@@ -137,3 +137,25 @@ async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
     shown = io.StringIO()
     print_result(clean, Console(file=shown, width=200), ())
     assert "unscored" not in shown.getvalue()
+
+
+async def test_an_evaluation_that_is_measured_again_stays_the_first_of_its_temperatures(tmp_path):
+    class FailsOnce:
+        calls = 0
+
+        async def score(self, group):
+            self.calls += 1
+            return [None if self.calls == 3 else 1.0]
+
+    common = {
+        "eval_tasks": ["a"],
+        "eval_reward": FailsOnce(),
+        "reward": right,
+        "steps": 1,
+        "eval_temperatures": (0.5, 1),
+    }
+    for unscored in (1, 0):
+        result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
+        rows = [(it["name"], it["temperature"], it["unscored"]) for it in result.report["evaluations"]]
+        assert rows == [("before", 0.5, 0), ("before", 1, 0), ("after", 0.5, unscored), ("after", 1, 0)]
+    assert result.report["before"]["temperature"] == result.report["after"]["temperature"] == 0.5

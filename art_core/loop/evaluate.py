@@ -92,7 +92,7 @@ class Evaluator:
     async def measure(
         self, name: str, temperature: float | None, *, key: str | None = None, rescore: bool = False
     ) -> Report:
-        """Run and score the tasks and store the result as ``name``, replacing an earlier one.
+        """Run and score the tasks and store the result as ``name``, replacing an earlier one: in its place if of the same step.
 
         Rollouts are collected under ``key``. ``rescore`` ignores stored scores, because another reward gave them.
         """
@@ -115,10 +115,10 @@ class Evaluator:
         for reason in why_unscored(groups):
             self.screen.say_once(f"rollouts could not be scored: {reason}")
         result = {"name": name, "step": step, **report.as_json()}
-        rows = run.store.meta("evaluations", [])
-        others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
-        stored = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
-        run.store.set_meta("evaluations", [*others, stored])
+        rows = {(row["name"], row["temperature"], row["step"]): row for row in run.store.meta("evaluations", [])}
+        rows[name, temperature, step] = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
+        kept = [row for key, row in rows.items() if key[:2] != (name, temperature) or key[2] == step]
+        run.store.set_meta("evaluations", kept)
         self.notify("log_groups", step, groups, "eval")
         self.notify("log_evaluation", step, result)
         return report

@@ -63,11 +63,21 @@ def use_tool(name: str, arguments: str | Json, mailbox: int) -> str:
         return f"Error: {error}"
 
 
+def reads(call: Json, message_id: int) -> bool:
+    """Return whether a tool call reads this message."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except ValueError:
+        return False
+    is_read = call["function"]["name"] == "read_email" and isinstance(arguments, dict)
+    return is_read and str(arguments.get("id")) == str(message_id)
+
+
 def reward(trajectory: Trajectory) -> float:
     """Return 1 for the right answer, plus 0.1 for reading the right message, minus 0.1 for no answer."""
     success = (trajectory.output or "").strip() == trajectory.task["answer"]
     read = any(
-        call["function"]["name"] == "read_email" and str(trajectory.task["message_id"]) in call["function"]["arguments"]
+        reads(call, trajectory.task["message_id"])
         for recorded in trajectory.calls
         for call in recorded.response.get("tool_calls") or ()
     )

@@ -62,8 +62,9 @@ async def measure(agent: Agent, games: int = 200, seed: int = 0, most_moves: int
 
 
 def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % confidence interval."""
-    return statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+    """Return the mean and half of its 95 % confidence interval, which is infinite for a single value."""
+    margin = 1.96 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return statistics.fmean(values), margin
 
 
 def describe(games: Sequence[Mapping[str, Any]]) -> str:
@@ -81,7 +82,7 @@ def describe(games: Sequence[Mapping[str, Any]]) -> str:
 
 def main(
     name: Annotated[str, typer.Argument(help="random, reward, search, a model or a run folder.")] = str(MODEL),
-    games: Annotated[int, typer.Option(help="Held-out games.")] = 200,
+    games: Annotated[int, typer.Option(min=1, help="Held-out games.")] = 200,
     temperature: Annotated[float, typer.Option(help="Sampling temperature of the model; 0: greedy.")] = 1.0,
     depth: Annotated[int, typer.Option(help="Depth of the search, in moves; the classic player's is 3.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the held-out games.")] = 0,

@@ -43,7 +43,7 @@ def main(
     model: Annotated[str, typer.Option(help="The start model: a folder or a Hugging Face name.")] = str(MODEL),
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
     seed: Annotated[int, typer.Option(help="Seed of positions and sampling.")] = 0,
-    games: Annotated[int, typer.Option(help="Held-out games, played to the end before and after.")] = 200,
+    games: Annotated[int, typer.Option(min=1, help="Held-out games, played to the end before and after.")] = 200,
     run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
     """Train the player and print its results in whole held-out games before and after."""

@@ -6,6 +6,8 @@ from langchain_core.messages import ToolMessage, convert_to_messages
 
 from art_core.types import Trajectory
 
+from ..any_agent.inbox import reads
+
 
 def per_node(trajectory: Trajectory) -> float:
     """Reward every node's calls with that node's own mark, if it could have done right.
@@ -42,8 +44,7 @@ def _marks(trajectory: Trajectory) -> list[float | None]:
             found = any(line.endswith(f" id {task['message_id']}") for line in result.splitlines())
             marks.append(float(found))
         elif call.made_by("reader"):
-            arguments = str(call.response.get("tool_calls"))
-            read = str(task["message_id"]) in arguments
+            read = any(reads(asked, task["message_id"]) for asked in call.response.get("tool_calls") or ())
             marks.append(float(read) if found else None)
         else:
             success = result.strip() == task["answer"]

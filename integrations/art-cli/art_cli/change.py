@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
+from art_core import Report
+
 Z_95 = NormalDist().inv_cdf(0.975)
 FEW = 10
 """Tasks below which graded rewards say too little for an interval."""
@@ -47,6 +49,22 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change:
         return Change(value, *score_interval(lost, won, tasks, Z_95), tasks, lost, won)
     margin = Z_95 * stdev(differences) / math.sqrt(tasks) if tasks >= FEW else math.inf
     return Change(value, value - margin, value + margin, tasks, lost, won)
+
+
+def results(report: Report) -> list[float | None]:
+    """Return the successes of an evaluation; None for a rollout without a reward whose agent didn't fail.
+
+    That its reward failed says nothing about the policy.
+    """
+    rollouts = zip(report.successes, report.trajectories, strict=True)
+    return [success if it.reward is not None or it.error else None for success, it in rollouts]
+
+
+def paired_change(before: Report, after: Report) -> Change | None:
+    """Compare two evaluations of the same tasks, in the same order; None if no task has a result in both."""
+    pairs = zip(results(before), results(after), strict=True)
+    known = [(was, now) for was, now in pairs if was is not None and now is not None]
+    return change([was for was, _ in known], [now for _, now in known]) if known else None
 
 
 def score(lost: int, won: int, tasks: int, difference: float) -> float:

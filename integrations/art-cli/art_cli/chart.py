@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def draw(run_dir: Path) -> Path:
 
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     report = json.loads((run_dir / "report.json").read_text())
-    name = "success" if any("success" in line for line in lines) else "reward"
+    name = drawn_metric(lines)
     points = [(line["step"], line[name]) for line in lines if name in line]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
     if points:
@@ -54,6 +55,14 @@ def draw(run_dir: Path) -> Path:
     figure.savefig(path)
     pyplot.close(figure)
     return path
+
+
+def drawn_metric(steps: Sequence[Mapping[str, float]]) -> str:
+    """Return the metric that says how the steps went: ``success``, ``reward``, or ``call_reward`` if only calls are rewarded."""
+    if any("success" in step for step in steps):
+        return "success"
+    of_calls = any("call_reward" in step for step in steps) and not any(step.get("reward") for step in steps)
+    return "call_reward" if of_calls else "reward"
 
 
 def running_mean(values: tuple[float, ...], width: int = 5) -> list[float]:

@@ -6,6 +6,7 @@ steps of a run's first third and as many of its last third are read, however lon
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from art_cli.change import Z_95
 from art_cli.resuming import quoted
 from art_core.store import Store
 from art_core.store.rollouts import SCORED
@@ -193,8 +193,11 @@ def _held_out(metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapp
         return
     before, after = min(measured, key=lambda it: it["step"]), max(measured, key=lambda it: it["step"])
     change = after["success"] - before["success"]
-    # With few held-out tasks, the interval of their change may include the rise in training.
-    if change <= 0 and change + Z_95 * float(np.hypot(before["stderr"], after["stderr"])) < rise:
+    # With few held-out tasks, their intervals may include the rise in training. Standard errors can't tell: they are 0 at 0 % and
+    # 100 %.
+    possible = after["interval"][1] - before["interval"][0]
+    room = 1 - before["success"] if before["counts_successes"] else math.inf
+    if change <= 0 and possible < min(rise, room):
         yield (
             f"the {name} of the training batches rose from {early.mean():.3g} to {late.mean():.3g}, but on {after['n']} held-out "
             f"tasks it went from {before['success']:.3g} to {after['success']:.3g} (95 %: {after['interval'][0]:.3g} to "

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from art_cli.change import change
+from art_cli.change import paired_change, results
 from art_cli.hints import hints_of
 from art_cli.next_steps import Advice, next_steps
 from art_cli.resuming import quoted
@@ -70,11 +70,11 @@ def advice(result: TrainResult, hints: Sequence[str]) -> list[Advice]:
     """Return what to do next, most important first."""
     with Store(store_file(result.run_dir)) as store:
         command = store.meta("command") or {"given": {}}
-    changes = [change(result.before.successes, result.after.successes)] if result.before and result.after else []
+    it = paired_change(result.before, result.after) if result.before and result.after else None
     return next_steps(
         result.run_dir,
         ended="rule" if result.report.get("stopped") else None,
-        verdicts=[it.verdict for it in changes],
+        verdicts=[it.verdict] if it else [],
         suspicious=bool(hints),
         steps=result.report["steps"],
         given=command["given"],
@@ -103,17 +103,23 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
 
 def verdict(before: Report, after: Report) -> str:
     """Return whether the tasks are solved better than before, from the differences on the same tasks with a 95 % interval."""
-    it = change(before.successes, after.successes)
+    it = paired_change(before, after)
+    if it is None:
+        return "can't tell whether it is better: no task was scored both before and after"
     said = "can't tell whether it is better" if it.verdict == "can't tell" else it.verdict
-    scale, unit = (100, "points of success") if after.counts_successes else (1, "of mean reward")
+    points = before.counts_successes and after.counts_successes
+    scale, unit = (100, "points of success") if points else (1, "of mean reward")
     value, low, high = (scale * number for number in (it.value, it.low, it.high))
-    return f"{said}: {value:+.3g} {unit} (95 %: {low:+.3g} to {high:+.3g}) on the same {plural(it.tasks, 'task')}"
+    unscored = len(before.trajectories) - it.tasks
+    left_out = f"; {unscored} without a score before or after left out" if unscored else ""
+    tasks = plural(it.tasks, "task")
+    return f"{said}: {value:+.3g} {unit} (95 %: {low:+.3g} to {high:+.3g}) on the same {tasks}{left_out}"
 
 
 def print_change(before: Report, after: Report, console: Console) -> None:
     """Print one task before and after, preferably one that failed before and succeeded after."""
-    pairs = enumerate(zip(before.successes, after.successes, strict=True))  # same tasks, same order
-    index = next((i for i, (was, now) in pairs if was < now), 0)
+    pairs = enumerate(zip(results(before), results(after), strict=True))  # same tasks, same order
+    index = next((i for i, (was, now) in pairs if was is not None and now is not None and was < now), 0)
     print_trajectory(before.trajectories[index], "before", console)
     print_trajectory(after.trajectories[index], "after, the same task", console)
 

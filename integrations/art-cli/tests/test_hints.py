@@ -13,6 +13,7 @@ from rich.console import Console
 import art_core as art
 from art_cli.hints import Shape, hints, hints_of, within_groups
 from art_cli.summary import print_result
+from art_core.plugin_api import wilson_interval
 from art_core.store import Store
 from art_core.testing import FakeEngine, ScriptedAgent
 from art_core.types import Call
@@ -123,7 +124,7 @@ def evaluation(step, success, n=200):
     return {
         "name": "x", "step": step, "temperature": None, "success": success, "n": n,
         "stderr": (success * (1 - success) / n) ** 0.5,
-        "interval": (success - 0.05, success + 0.05),
+        "interval": wilson_interval(success, n), "counts_successes": True,
     }  # fmt: skip
 
 
@@ -145,6 +146,18 @@ def test_held_out_tasks_that_do_not_follow_the_training_batches_are_told(tmp_pat
         assert (
             "the success of the training batches rose from 0.103 to 0.703, but on 200 held-out tasks it went" in said[0]
         )
+
+
+@pytest.mark.parametrize(
+    "before, after, n, told", [(1.0, 1.0, 50, False), (0.96, 0.96, 50, False), (0.0, 0.0, 5, False), (1.0, 0.7, 50, True)],
+    ids=["all solved", "nearly all solved", "none of a few solved", "fewer solved"],
+)  # fmt: skip
+def test_held_out_tasks_that_could_not_rise_or_are_too_few_are_not_told(tmp_path, before, after, n, told):
+    said = found(
+        tmp_path, steady, steady, metrics=lambda step: {"success": 0.6 + 0.05 * step + 0.01 * (step % 2)},
+        evaluations=[evaluation(0, before, n), evaluation(9, after, n)],
+    )  # fmt: skip
+    assert bool(said) == told
 
 
 def test_a_short_run_says_nothing(tmp_path):

@@ -2,14 +2,13 @@
 
 import pytest
 
+from art_cli.chart import drawn_metric
 from art_cli.summary import verdict
 from art_core import Report, Trajectory
 
 
-def report(*successes: float, **added: float) -> Report:
-    made = (
-        Trajectory(task=index, calls=(), reward=value, metrics=dict(added)) for index, value in enumerate(successes)
-    )
+def report(*rewards: float | None) -> Report:
+    made = (Trajectory(task=index, calls=(), reward=value) for index, value in enumerate(rewards))
     return Report(trajectories=tuple(made), temperature=None)
 
 
@@ -25,3 +24,38 @@ def report(*successes: float, **added: float) -> Report:
 )  # fmt: skip
 def test_the_verdict_compares_the_same_tasks(before, after, said):
     assert verdict(report(*before), report(*after)).startswith(said)
+
+
+def test_the_verdict_leaves_out_tasks_that_the_judge_could_not_score():
+    before = report(*[1] * 15, *[0] * 20, *[1] * 15)
+    after = report(*[1] * 20, *[0] * 15, *[None] * 15)
+    said = verdict(before, after)
+    assert said.startswith("better: +14.3 points of success")
+    assert said.endswith("on the same 35 tasks; 15 without a score before or after left out")
+
+
+def test_a_rollout_whose_agent_failed_is_compared_as_unsolved():
+    failed = (Trajectory(task=index, calls=(), error="no answer") for index in range(20))
+    assert verdict(report(*[1] * 20), Report(tuple(failed), temperature=None)).startswith("worse: -100 points")
+
+
+def test_without_any_task_scored_both_times_there_is_no_verdict():
+    said = verdict(report(1, None), report(None, 0))
+    assert said == "can't tell whether it is better: no task was scored both before and after"
+
+
+def test_graded_rewards_before_are_not_called_successes_after():
+    assert verdict(report(*[0.41] * 20), report(*[1] * 20)).startswith("better: +0.59 of mean reward")
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([{"reward": 0.0, "call_reward": 0.5}], "call_reward"),
+        ([{"reward": 0.1, "call_reward": 0.5}], "reward"),
+        ([{"reward": 0.0}], "reward"),
+        ([{"reward": 0.0, "call_reward": 0.5, "success": 0.0}], "success"),
+    ],
+)
+def test_the_chart_draws_what_is_rewarded(steps, name):
+    assert drawn_metric(steps) == name

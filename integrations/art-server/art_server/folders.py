@@ -5,7 +5,7 @@ A name can't lead to any other folder, because it is only compared with the name
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +41,10 @@ class RunFolders(Mapping[str, Path]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self._items())
+
+    def items(self) -> ItemsView[str, Path]:
+        """Return the current runs; reads ``root`` once, and not again for every run."""
+        return dict(self._items()).items()
 
     def _items(self) -> Iterator[tuple[str, Path]]:
         if self.single:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from art_cli.change import change
+from art_cli.change import change, results
 from art_core import Report, Trajectory
 from art_server import answers, outcome, reading, responses
 from art_server.plain import plain, readable
@@ -55,12 +55,14 @@ class Results:
 def results_of(rollouts: Rollouts) -> Results:
     """Return the results by the rules of ``art_core.Report``."""
     stored = [rollout.stored for rollout in rollouts.values()]
-    scores = (Trajectory(each.task, calls=(), reward=each.reward, metrics=each.metrics) for each in stored)
+    scores = (
+        Trajectory(each.task, calls=(), reward=each.reward, error=each.error, metrics=each.metrics) for each in stored
+    )
     report = Report(tuple(scores), temperature=None)
     values = {
         key: reading.number(value) or 0.0
-        for key, value, each in zip(rollouts, report.successes, stored, strict=True)
-        if each.reward is not None or each.error
+        for key, value in zip(rollouts, results(report), strict=True)
+        if value is not None
     }
     return Results(values, report.counts_successes, any("success" in each.metrics for each in stored))
 

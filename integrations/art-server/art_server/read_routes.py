@@ -58,11 +58,10 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
     @router.get("")
     def list_runs(limit: Limit = 100, offset: Offset = 0) -> responses.Runs:
         """List the runs, the most recently started first."""
-        names = list(folders)
-        page = {name: folders.get(name) for name in names[offset : offset + limit]}
-        items = [reading.run_summary(readable(name), folder) for name, folder in page.items() if folder is not None]
+        found = list(folders.items())
+        items = [reading.run_summary(readable(name), folder) for name, folder in found[offset : offset + limit]]
         rounds = rounds_of(folders)
-        return responses.Runs(total=len(names), limit=limit, offset=offset, items=items, rounds=rounds)
+        return responses.Runs(total=len(found), limit=limit, offset=offset, items=items, rounds=rounds)
 
     @router.get("/{run}/compare/{other}", responses=REFUSED)
     def compare_runs(run: Name, other: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.RunsComparison:

@@ -240,3 +240,17 @@ async def test_rounds_are_listed_with_their_runs_and_the_link_to_one_of_them_is_
         for broken in ("{", "5", "\x00"):
             (tmp_path / "rounds.json").write_text(broken)
             assert (await http.get("/api/runs")).json()["rounds"] == []
+
+
+async def test_a_list_of_runs_reads_their_folder_once(tmp_path):
+    class Once(RunFolders):
+        def __getitem__(self, name):
+            raise AssertionError(f"{name} was looked up again")
+
+    for name in ("first", "second"):
+        record(tmp_path / name)
+    app = FastAPI()
+    app.include_router(read_routes(Once(tmp_path)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        listed = (await http.get("/api/runs?limit=1&offset=1")).json()
+    assert (listed["total"], [run["name"] for run in listed["items"]]) == (2, ["first"])

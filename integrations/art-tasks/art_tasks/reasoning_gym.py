@@ -35,11 +35,13 @@ class ReasoningGym:
         """Return ``size`` puzzles (1,000, or 200 for ``"test"``), each after ``shots`` solved ones.
 
         ``difficulty`` are fields of the data set's own config, such as ``max_words=6``. The solved puzzles are the same in all
-        tasks. Without any, a small model rambles and never ends with an answer.
+        tasks. Without any, a small model rambles and never ends with an answer. Data sets that check answers without knowing one,
+        such as ``rush_hour``, have none.
         """
         size = SIZES[split] if size is None else size
         # Not all data sets can be of size 0.
-        solved = list(self._made(name, "shots", max(1, shots), difficulty))[:shots]
+        made = list(self._made(name, "shots", max(1, shots), difficulty))[:shots]
+        solved = [each for each in made if each["answer"] is not None]
         before = [message for each in solved for message in _solved(each)]
         known = {each["question"] for each in solved}
         if split == "test":

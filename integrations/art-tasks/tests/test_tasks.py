@@ -197,6 +197,13 @@ def test_puzzles_need_no_solved_ones_before_them(name):
 
 @pytest.mark.engines
 @installed
+def test_puzzles_without_a_known_answer_are_not_shown_as_solved():
+    tasks = art.tasks("reasoning-gym/rush_hour", size=2)
+    assert [[message["role"] for message in task["input"]] for task in tasks] == [["user"]] * 2
+
+
+@pytest.mark.engines
+@installed
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [

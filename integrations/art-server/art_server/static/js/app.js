@@ -80,6 +80,7 @@ async function show() {
     const context = {
       ...route,
       runs: runPage.items,
+      totalRuns: runPage.total,
       rounds: runPage.rounds,
       info: run,
       signal: controller.signal,
@@ -145,6 +146,7 @@ function drawHeader(runList, { run, page }) {
     tabs = byId("tabs");
   document.title = run ? `${run} · art` : "art";
   const names = runList.map((each) => each.name);
+  if (run && !names.includes(run)) names.unshift(run); // an older run than those listed
   const runName =
     names.length > 1
       ? select(

@@ -22,7 +22,7 @@ export function conversation(messages, { calls = new Map(), shared = null, tools
   return h(
     "div",
     { class: "messages" },
-    messages.map((each, index) => drawMessage(each, calls.get(each), index, shared, tools)),
+    messages.map((each, index) => drawMessage(each, calls.get(index), index, shared, tools)),
   );
 }
 

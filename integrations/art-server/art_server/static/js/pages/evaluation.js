@@ -43,7 +43,7 @@ function resultTiles(run) {
         ? `95 % interval: ${result.interval.map((bound) => format(bound)).join(" to ")}`
         : "not finished",
     ),
-    hasSuccess ? tile("Mean reward", num(result.mean_reward), "over the same rollouts") : null,
+    hasSuccess ? tile("Mean reward", num(result.mean_reward), "over the scored rollouts") : null,
     tile(
       "Tasks",
       num(result?.n ?? started),

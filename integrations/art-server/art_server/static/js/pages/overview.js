@@ -21,10 +21,12 @@ const LARGE = {
     floor: 0,
     ceiling: 1,
   },
+  // Large only if calls alone are rewarded.
+  call_reward: { title: "Call reward", caption: "Mean over calls with their own reward", hue: "--blue", height: 210 },
 };
 // Captions by metric; other metrics get charts without a caption.
 const CAPTIONS = {
-  call_reward: "Mean over calls with their own reward",
+  call_reward: LARGE.call_reward.caption,
   loss: "Minimized by the optimizer",
   kl_ref: "KL from the start weights",
   kl_old: "KL from the sampling weights",
@@ -137,9 +139,15 @@ class Overview {
     return /^ruler/i.test(this.context.info.reward ?? "");
   }
 
-  isLarge(name, names, marks) {
+  // Whether only calls have rewards: those of the rollouts are all 0.
+  isOfCalls() {
+    return this.values("call_reward").some((value) => value !== null) && !this.values("reward").some(Boolean);
+  }
+
+  isLarge(name, names, marked) {
     if (name === "reward" && this.isRelative()) return false;
-    return names.includes(name) || (name === "success" && marks.length);
+    if (name === marked) return true;
+    return names.includes(name) && (name === "success" || (name === "call_reward") === this.isOfCalls());
   }
 
   names() {
@@ -168,10 +176,11 @@ class Overview {
     const selected = this.selected ?? new Set(DEFAULT_METRICS);
     const run = this.context.info;
     const marks = run.evaluations.filter((result) => result && typeof result.success === "number");
-    const wanted = [
-      ...Object.keys(LARGE).filter((name) => this.isLarge(name, names, marks)),
-      ...inOrder(names).filter((name) => selected.has(name) && !(name in LARGE)),
-    ];
+    // The chart that shows the evaluations.
+    const marked = marks.length && (marks.every((mark) => mark.counts_successes) ? "success" : "reward");
+    const large = Object.keys(LARGE).filter((name) => this.isLarge(name, names, marked));
+    const choosable = names.filter((name) => !["reward", "success", ...large].includes(name));
+    const wanted = [...large, ...inOrder(choosable).filter((name) => selected.has(name))];
     for (const [name, chart] of this.charts) {
       if (!wanted.includes(name)) {
         chart.destroy();
@@ -182,29 +191,25 @@ class Overview {
     for (const name of wanted) {
       let chart = this.charts.get(name);
       if (!chart) {
-        chart = new Chart(LARGE[name] ?? { title: name, caption: CAPTIONS[name] ?? "" });
+        chart = new Chart(large.includes(name) ? LARGE[name] : { title: name, caption: CAPTIONS[name] ?? "" });
         this.charts.set(name, chart);
       }
-      (name in LARGE ? this.large : this.small).append(chart.node);
-      const comparable = name === "success" && marks.every((mark) => mark.counts_successes);
-      if (name === "success" && comparable) chart.setCaption(heldOutLegend(run.pairs));
+      (large.includes(name) ? this.large : this.small).append(chart.node);
+      if (name === marked) chart.setCaption(heldOutLegend(run.pairs, LARGE[name].caption));
       chart.set(
         stepNumbers,
         this.values(name),
         this.smoothing(),
-        comparable ? marks.map((mark) => point(mark, run.pairs)) : [],
+        name === marked ? marks.map((mark) => point(mark, run.pairs)) : [],
       );
     }
-    this.drawCheckboxes(
-      names.filter((name) => !(name in LARGE)),
-      selected,
-    );
+    this.drawCheckboxes(choosable, selected);
     this.drawTable();
   }
 
   drawTiles() {
     const run = this.context.info,
-      ofCalls = this.values("call_reward").some((value) => value !== null) && !this.values("reward").some(Boolean),
+      ofCalls = this.isOfCalls(),
       rewards = this.values(ofCalls ? "call_reward" : "reward").filter((value) => value !== null);
     const planned = run.planned_steps,
       done = run.last_step ?? 0,
@@ -352,11 +357,9 @@ const point = (result, pairs) => ({
   high: result.interval?.[1] ?? null,
   shape: pairs.findIndex((pair) => pair.temperature === result.temperature),
 });
-const heldOutLegend = (pairs) => {
+const heldOutLegend = (pairs, caption) => {
   const names = pairs.map((pair, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(pair.temperature)}`);
-  return pairs.length > 1
-    ? `Held-out tasks: ${names.join(", ")}`
-    : `${LARGE.success.caption}; held-out tasks: ${names}`;
+  return pairs.length > 1 ? `Held-out tasks: ${names.join(", ")}` : `${caption}; held-out tasks: ${names}`;
 };
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 

@@ -8,11 +8,14 @@ import { evaluationResult, reason, statusChip, temperatureName } from "../outcom
 export async function runs(context) {
   const rows = h("tbody", { "data-list": true }),
     compareLink = h("span", { class: "soft" }),
+    newest = h("p", { class: "soft small" }),
     selected = new Set();
   let items = context.runs,
+    total = context.totalRuns,
     search = "";
   const history = h("div", {}, roundsCard(context.rounds, items, context.link));
   const draw = () => {
+    fill(newest, total > items.length ? `Only the newest ${items.length} of ${total} runs are listed` : null);
     const words = search.toLowerCase().split(/\s+/);
     const shown = items.filter((run) => words.every((word) => searchText(run).includes(word)));
     fill(
@@ -54,7 +57,7 @@ export async function runs(context) {
     if (document.hidden) return;
     const page = await get("api/runs", { limit: 500 }, context.signal).catch(() => null);
     if (page && !rows.contains(document.activeElement)) {
-      ({ items } = page);
+      ({ items, total } = page);
       draw();
       if (!inUse(history)) fill(history, roundsCard(page.rounds, items, context.link));
     }
@@ -76,7 +79,7 @@ export async function runs(context) {
       h(
         "div",
         { class: "head" },
-        h("div", {}, h("h1", {}, "Runs"), compareLink),
+        h("div", {}, h("h1", {}, "Runs"), compareLink, newest),
         h("input", {
           type: "search",
           placeholder: "Search names, models, status",

@@ -210,14 +210,24 @@ export function reasons(rollout) {
 }
 
 // A call's prompt and answer; messages that earlier calls of the rollout sampled have their call's details.
-export function callConversation(rollout, call) {
+export function callConversation(rollout, call, { shared } = {}) {
   if (!call) return conversation([]);
-  const messages = [...call.messages, call.answer].map((index) => rollout.messages[index]);
+  const shown = [...call.messages, call.answer];
+  const messages = shown.map((index) => rollout.messages[index]);
+  return conversation(messages, { calls: callsAt(shown, rollout.call_list, call), shared });
+}
+
+// The calls that sampled the messages `shown`, by position: equal messages have the same index, so it doesn't tell them apart.
+function callsAt(shown, callList, last) {
   const calls = new Map();
-  for (const other of rollout.call_list) {
-    if (other.index <= call.index) calls.set(rollout.messages[other.answer], other);
+  for (const other of callList) {
+    const position = other.messages.length;
+    if (other.index > last.index || shown[position] !== other.answer) continue;
+    // Another agent's call may have the same answer at this position, after other messages.
+    if (!calls.has(position) || other.messages.every((index, place) => shown[place] === index))
+      calls.set(position, other);
   }
-  return conversation(messages, { calls });
+  return calls;
 }
 
 function request(rollout, call) {

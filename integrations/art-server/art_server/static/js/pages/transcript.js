@@ -1,10 +1,10 @@
 // A trajectory as one of two columns: its result, then the conversation or the tokens.
 
-import { contentKey, conversation } from "../conversation.js";
+import { contentKey } from "../conversation.js";
 import { h, toggle } from "../dom.js";
 import { num, plural, signed, STATES } from "../format.js";
 import { TokenView } from "../tokens.js";
-import { reasons } from "./trajectory.js";
+import { callConversation, reasons } from "./trajectory.js";
 
 const VIEWS = [
   ["messages", "Conversation"],
@@ -29,7 +29,7 @@ export function sharedMessages(first, second) {
 // `label` names the column, `head` is above the result; the first `shared` messages are the same in both columns.
 export function transcript(context, run, trajectory, { label, head, shared, view }) {
   const [state, kind] = STATES[trajectory.state];
-  const calls = new Map(trajectory.call_list.map((call) => [trajectory.messages[call.answer], call]));
+  const last = trajectory.call_list[trajectory.call_list.length - 1];
   const tokens = view === "tokens" ? new TokenView(run, trajectory, context.signal) : null;
   tokens?.open();
   return h(
@@ -49,7 +49,7 @@ export function transcript(context, run, trajectory, { label, head, shared, view
         h("a", { href: context.link(run, "rollout", trajectory.rollout_id) }, "open"),
       ),
     ),
-    tokens ? tokens.node : conversation(messagesOf(trajectory), { calls, shared }),
+    tokens ? tokens.node : callConversation(trajectory, last, { shared }),
     reasons(trajectory),
   );
 }
