@@ -52,6 +52,9 @@ class Scripted:
         if len(self.prompts) == self.answers:
             raise OSError("no network")
         self.prompts.append(prompt)
+        return self._answer()
+
+    def _answer(self):
         return (
             "```\nRepeat it twice.\n```"
             if len(self.prompts) == 1
@@ -230,16 +233,10 @@ async def test_the_budget_is_a_maximum_and_one_that_is_too_small_is_refused(tmp_
         assert (await search(tmp_path / f"run{rollouts}", useless, rollouts=rollouts)).rollouts <= rollouts
 
 
-class Numbered:
-    """A reflector whose answers differ, or that has no network after ``answers``."""
+class Numbered(Scripted):
+    """A reflector whose answers differ."""
 
-    def __init__(self, answers=99):
-        self.answers, self.prompts = answers, []
-
-    def __call__(self, prompt):
-        if len(self.prompts) == self.answers:
-            raise OSError("no network")
-        self.prompts.append(prompt)
+    def _answer(self):
         return f"```\nRepeat it, way {len(self.prompts)}.\n```"
 
 
