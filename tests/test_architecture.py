@@ -32,7 +32,7 @@ PUBLIC = {"plugin_api", "types", "errors", "testing", "losses", "scoring", "toke
 OF_RUNS = {"capture", "store", "learner"}
 """What integrations may import too, and the plugins that hold a run."""
 HOLD_RUNS = {"art-classic", "art-openpipe"}
-CORE_LINES = 12_200
+CORE_LINES = 12_199
 """Without ``learner`` and ``testing``."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGE_FOLDERS = [*ROOT.glob("plugins/art-*"), *ROOT.glob("integrations/art-*")]
@@ -195,7 +195,7 @@ def lines(*files):
 def test_the_core_is_small_enough_to_read_in_an_afternoon():
     core = [path for path in MODULES if module_of(path) not in ("learner", "testing")]
     assert lines(*core) <= CORE_LINES
-    assert lines(*(path for path in MODULES if module_of(path) == "learner")) <= 2_507
+    assert lines(*(path for path in MODULES if module_of(path) == "learner")) <= 2_506
 
 
 def test_the_first_level_of_the_core_is_small_and_shallow():

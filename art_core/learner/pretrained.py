@@ -136,6 +136,14 @@ def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
+def fixed_rope_positions(config: PreTrainedConfig) -> int | None:
+    """Return up to which position rotary frequencies are fixed; beyond, they depend on the batch's longest row. None: always."""
+    ropes = rope_parameters(config)
+    limits = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
+    limits += [config.get_text_config().max_position_embeddings for rope in ropes if rope.get("rope_type") == "dynamic"]
+    return min(limits, default=None)
+
+
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Hide transformers' progress bars inside the block."""

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from art_core.errors import ConfigError
 from art_core.learner.head import head_of
-from art_core.learner.pretrained import rope_parameters
+from art_core.learner.pretrained import fixed_rope_positions
 from art_core.learner.tree_attention import ATTENTION
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
@@ -113,7 +113,7 @@ def _find(base: PreTrainedModel, backend: str | None, compute: Compute) -> Suppo
         for candidate in _candidates(base, Support("", windows=windows, states=states), backend):
             reason = probe.problem(candidate)
             if reason is None:
-                return replace(_with_extras(probe, candidate), positions=_positions(base))
+                return replace(_with_extras(probe, candidate), positions=fixed_rope_positions(base.config))
             logger.info("%s: %s with %s is not used: %s", type(base).__name__, candidate.backend, candidate, reason)
     if backend not in (None, "paths"):
         raise ConfigError(f"{type(base).__name__} cannot compute a token tree with backend={backend!r}: {reason}")
@@ -211,15 +211,6 @@ def attention_windows(base: PreTrainedModel, states: Any = None) -> dict[str, in
     if kinds - {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and not window):
         return None
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
-
-
-def _positions(base: PreTrainedModel) -> int | None:
-    """Return the length from which a row's length changes the rotary frequencies of all its positions."""
-    config = base.config.get_text_config()
-    ropes = rope_parameters(config)
-    limits = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
-    limits += [config.max_position_embeddings for rope in ropes if rope.get("rope_type") == "dynamic"]
-    return min(limits, default=None)
 
 
 @contextmanager

@@ -71,7 +71,8 @@ def numbers(report: Report, price: Price | None) -> dict[str, list[float]]:
 
 
 def _costs(trajectories: Sequence[Trajectory], price: Price | None) -> list[float]:
-    """Return each rollout's US dollars; all NaN if there is no price and no rollout of listed calls.
+    """Return the cost of each rollout in US dollars. Without a price, all are NaN unless some rollout has only calls with a
+    listed price.
 
     Rollouts that failed before their first call would otherwise be the only ones of known cost, which is 0.
     """

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from art_core import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
-from art_core.learner.pretrained import load_tokenizer, positions
+from art_core.learner.pretrained import fixed_rope_positions, load_tokenizer, positions
 from art_core.learner.sizes import SMALL_MODEL
 from art_core.plugin_api import cpu, memory
 from art_core.types import Weights
@@ -25,7 +25,6 @@ from art_embedded.formats.thinking import Place
 from art_embedded.grammar import Grammar, Grammars
 from art_embedded.loading import (
     bind,
-    fixed_rope_positions,
     load_adapter,
     load_model,
     make_key_values,

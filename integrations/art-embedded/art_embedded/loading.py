@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from art_core.errors import ConfigError
 from art_core.learner import pretrained
@@ -52,17 +52,6 @@ def stop_ids(generation: GenerationConfig | None, tokenizer_eos: int | None) -> 
     configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
-
-
-def fixed_rope_positions(config: PreTrainedConfig) -> int | None:
-    """Return the positions up to which rotary frequencies are fixed, or None if they always are.
-
-    Beyond, transformers takes them from the largest position of the whole batch, and cached keys keep those of shorter batches.
-    """
-    ropes = pretrained.rope_parameters(config)
-    limits = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
-    limits += [config.get_text_config().max_position_embeddings for rope in ropes if rope.get("rope_type") == "dynamic"]
-    return min(limits, default=None)
 
 
 def load_adapter(base: str, folder: Path) -> PreTrainedModel:

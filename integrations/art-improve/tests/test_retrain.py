@@ -240,7 +240,7 @@ async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_
 
 
 async def test_a_first_round_that_production_rolled_back_leaves_no_link(tmp_path):
-    """It began with a model's name, so there is no run that the link could lead back to."""
+    """The first round began with a model's name, so the link has no earlier run to go back to."""
     folder, production, said = tmp_path / "rounds", tmp_path / "production", []
     run = folder / "round-001"
     (run / "checkpoints" / "step-000001").mkdir(parents=True)
