@@ -157,8 +157,9 @@ def destination(model: str | None, base_url: str | None = None) -> RolloutAddres
 
 
 def _passes(model: str | None, address: RolloutAddress) -> bool:
-    # Frameworks put the provider's name before the model's, clients don't.
-    return (model or "").rpartition("/")[2] in {name.rpartition("/")[2] for name in address.passthrough}
+    # Frameworks put the provider's name before the model's, clients don't. A plugin's set may contain more than it lists.
+    listed = {name.rpartition("/")[2]: name for name in address.passthrough}
+    return listed.get((model or "").rpartition("/")[2], model) in address.passthrough
 
 
 def _check_thread_is_known(model: str | None) -> None:
