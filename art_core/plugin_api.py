@@ -4,6 +4,7 @@ Everything else in the core may change between versions. docs/extending.md says 
 """
 
 from art_core.attribution import Target, inside_rollout, redirect_requests, run_in_child_processes, use_rollout_executor
+from art_core.attribution.names import on_redirect
 from art_core.config import check_settings, check_tasks, model_folder, shipped_model, weights_hash
 from art_core.hookspecs import Register
 from art_core.loop.advice import flat_advice, untrained_advice
@@ -44,6 +45,7 @@ __all__ = [
     "left_out",
     "memory",
     "model_folder",
+    "on_redirect",
     "plural",
     "printable",
     "redirect_clients",

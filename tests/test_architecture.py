@@ -32,7 +32,7 @@ PUBLIC = {"plugin_api", "types", "errors", "testing", "losses", "scoring", "toke
 OF_RUNS = {"capture", "store", "learner"}
 """What integrations may import too, and the plugins that hold a run."""
 HOLD_RUNS = {"art-classic", "art-openpipe"}
-CORE_LINES = 12_200
+CORE_LINES = 12_206
 """Without ``learner`` and ``testing``."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGE_FOLDERS = [*ROOT.glob("plugins/art-*"), *ROOT.glob("integrations/art-*")]
@@ -138,7 +138,7 @@ def test_a_distribution_declares_those_that_it_imports(folder):
 
 
 def test_the_plugin_api_is_small_and_all_of_it_is_used():
-    assert len(plugin_api.__all__) <= 40
+    assert len(plugin_api.__all__) <= 41
     used = {name for folder in EDGE_FOLDERS for name, _ in of_the_core(folder)}
     assert {f"plugin_api.{name}" for name in plugin_api.__all__} <= used
 

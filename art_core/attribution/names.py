@@ -14,6 +14,8 @@ _thread_sources: list[Source] = []
 starter_agents: ContextVar[Mapping[str, str] | None] = ContextVar("art_starter_agents", default=None)
 """``calling_agents()`` where this thread or process was started, or its work submitted."""
 starter_thread: ContextVar[str | None] = ContextVar("art_starter_thread", default=None)
+on_redirect: ContextVar[tuple[Callable[[], object], ...]] = ContextVar("art_on_redirect", default=())
+"""What is called at every redirected call in this context."""
 
 
 def name_agents(source: Source) -> None:
@@ -65,7 +67,9 @@ def agent_name() -> str | None:
 def caller_headers() -> dict[str, str]:
     """Return the headers of a redirected call that name its caller: ``x-art-agent`` and ``x-art-thread``, if known.
 
-    For plugins that redirect calls. The names are percent-encoded, because headers hold only Latin-1.
+    For plugins that redirect calls, once per call. The names are percent-encoded, because headers hold only Latin-1.
     """
+    for notify in on_redirect.get():
+        notify()
     names = {"x-art-agent": agent_name(), "x-art-thread": calling_thread()}
     return {header: quote(name, safe=" /|:") for header, name in names.items() if name}

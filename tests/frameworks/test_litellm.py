@@ -9,6 +9,8 @@ import anthropic
 import litellm
 import openai
 import pytest
+from agents import Agent, RunConfig, Runner
+from agents.extensions.models.litellm_model import LitellmModel
 from google import genai
 
 import art_audit
@@ -110,6 +112,22 @@ async def test_a_model_of_any_provider_is_answered_by_the_policy(tmp_path, model
 
     trajectory = await run_once(tmp_path, agent)
     assert (trajectory.error, trajectory.output, len(trajectory.calls)) == (None, ["four"] * 2, 2)
+
+
+@pytest.mark.usefixtures("trap_network")
+@pytest.mark.parametrize("model", ["openai/m", "gemini/m", "anthropic/m"])
+async def test_agents_of_the_openai_agents_sdk_that_use_litellm_are_answered_by_the_policy(tmp_path, model):
+    agent = Agent("asked", model=LitellmModel(model))
+
+    async def streamed(task):
+        result = Runner.run_streamed(agent, task, run_config=RunConfig(tracing_disabled=True))
+        async for _ in result.stream_events():
+            pass
+        return result.final_output
+
+    for way in (agent, streamed):
+        trajectory = await run_once(tmp_path / type(way).__name__, way)
+        assert (trajectory.error, trajectory.output, len(trajectory.calls)) == (None, "four", 1)
 
 
 @pytest.mark.usefixtures("trap_network")

@@ -10,12 +10,13 @@ import functools
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from art_core import destination, when_imported
 from art_core.errors import CaptureError
-from art_openai.client import collecting
+from art_core.plugin_api import on_redirect
 
 if TYPE_CHECKING:
     from agents import Model
@@ -64,7 +65,7 @@ def watch() -> None:
 
 
 def watch_models() -> None:
-    """Inside a rollout, raise an error if a model answers without a call through the OpenAI client."""
+    """Inside a rollout, raise an error if a model answers without a call that was redirected."""
     sdk = _sdk()
     if sdk is not None:
         _watch_all(sdk.Model)
@@ -103,8 +104,8 @@ def _watched(ask: Callable[..., Any]) -> Callable[..., Any]:
     async def watched(self: Model, *args: Any, **kwargs: Any) -> Any:
         if _passes(self):
             return await ask(self, *args, **kwargs)
-        calls: list[str] = []
-        with collecting(calls):
+        calls: list[None] = []
+        with _counting(calls):
             answer = await ask(self, *args, **kwargs)
         _check(self, calls)
         return answer
@@ -119,7 +120,7 @@ def _watched_stream(ask: Callable[..., AsyncIterator[Any]]) -> Callable[..., Asy
         try:
             while True:
                 # Per step, because an async generator runs in the context of its consumer.
-                with collecting(calls):
+                with _counting(calls):
                     event = await anext(events, None)
                 if event is None:
                     break
@@ -133,6 +134,16 @@ def _watched_stream(ask: Callable[..., AsyncIterator[Any]]) -> Callable[..., Asy
     return watched
 
 
+@contextmanager
+def _counting(calls: list[None]) -> Iterator[None]:
+    """Append an element to ``calls`` for each call in this block that is redirected to a rollout, whichever plugin does it."""
+    token = on_redirect.set((*on_redirect.get(), lambda: calls.append(None)))
+    try:
+        yield
+    finally:
+        on_redirect.reset(token)
+
+
 def _name(model: Model) -> str:
     return str(getattr(model, "model", None) or type(model).__name__)
 
@@ -141,11 +152,11 @@ def _passes(model: Model) -> bool:
     return destination(_name(model)) is None
 
 
-def _check(model: Model, calls: list[str]) -> None:
+def _check(model: Model, calls: list[None]) -> None:
     if not calls:
         name = _name(model)
         raise CaptureError(
-            f"{type(model).__name__} ({name!r}) answered inside a rollout without a call that can be recorded: art-openai "
-            "records the OpenAI client's HTTP requests (OpenAIResponsesModel, OpenAIChatCompletionsModel). Use one of these in "
-            f"the agent, or exempt this model with passthrough=[{name!r}]"
+            f"{type(model).__name__} ({name!r}) answered inside a rollout without a call that was recorded: art-openai records "
+            "the OpenAI client's HTTP requests, art-http those of other clients. Use OpenAIChatCompletionsModel in the agent, or "
+            f"exempt this model with passthrough=[{name!r}]"
         )

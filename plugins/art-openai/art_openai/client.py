@@ -16,9 +16,7 @@ import os
 import ssl
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -35,19 +33,6 @@ RECORDED = ("/chat/completions", "/responses", "/responses/input_tokens", "/comp
 """Endings of the paths that a rollout's address answers; all but the first need art-gateway, which translates them."""
 TEXT_PATHS = (*RECORDED, "/responses/compact", "/decisions", "/runs", "/agents/sessions")
 """Endings of the paths that make a model generate text (``/threads/.../runs`` belongs to Assistants)."""
-
-
-@contextmanager
-def collecting(calls: list[str]) -> Iterator[None]:
-    """Append to ``calls`` the path of each call in this block that is redirected to a rollout."""
-    token = _collections.set((*_collections.get(), calls))
-    try:
-        yield
-    finally:
-        _collections.reset(token)
-
-
-_collections: ContextVar[tuple[list[str], ...]] = ContextVar("art_openai_collections", default=())
 
 
 @functools.cache
@@ -142,8 +127,6 @@ def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAdd
         options.timeout = client.timeout
     if isinstance(options.max_retries, NotGiven):
         options.max_retries = client.max_retries
-    for calls in _collections.get():
-        calls.append(path)
     return options
 
 
