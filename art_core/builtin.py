@@ -36,7 +36,7 @@ def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
     yields = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.isgenerator, inspect.isasyncgen)
     if any(is_kind(it) for is_kind in yields for it in ([agent, agent.__call__] if callable(agent) else [agent])):
         raise AgentError(
-            f"the agent {agent!r:.100} yields, so nobody would run it: return the output instead of yielding it"
+            f"the agent {agent!r:.100} is a generator, which art doesn't run: return the output instead of yielding it"
         )
     if not callable(agent):
         return None

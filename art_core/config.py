@@ -337,6 +337,6 @@ def check_tasks(tasks: Sequence[Any], name: str = "tasks") -> None:
     """Raise ConfigError unless ``tasks`` is a list with at least one task."""
     if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Sequence):
         file = "; 'art train' on the command line takes a file of tasks" if isinstance(tasks, str) else ""
-        raise ConfigError(f"{name} must be a list, one task per item (any JSON-able value), got {tasks!r:.80}{file}")
+        raise ConfigError(f"{name} must be a list, one JSON-serializable task per item, got {tasks!r:.80}{file}")
     if len(tasks) == 0:
-        raise ConfigError(f"{name}: the task list is empty; pass at least one task (any JSON-able value)")
+        raise ConfigError(f"{name}: the task list is empty; pass at least one task (any JSON-serializable value)")

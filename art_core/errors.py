@@ -98,7 +98,7 @@ class NotFiniteError(ArtError):
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """What was not finite: JSON-able values by name."""
+        """What was not finite: JSON-serializable values by name."""
         return self.args[1]
 
     def __str__(self) -> str:

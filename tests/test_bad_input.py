@@ -40,7 +40,7 @@ async def test_a_task_list_that_is_empty(tmp_path):
 
 async def test_a_task_that_is_not_json(tmp_path):
     async with run_of(tmp_path) as run:
-        with pytest.raises(ConfigError, match="JSON-able"):
+        with pytest.raises(ConfigError, match="JSON-serializable"):
             await run.collect(ScriptedAgent(), [object()], group_size=2)
 
 

@@ -168,6 +168,6 @@ def _check_thread_is_known(model: str | None) -> None:
         raise CaptureError(
             f"a call to {model!r} on thread {thread.name!r} cannot be attributed to a rollout: {len(live)} are running, and "
             "this thread was started before them or by code that drops the context. Pass the client the rollout's own address "
-            "(base_url=address.base_url in agent(task, address)), name the model in passthrough= if the policy is not meant, "
-            "or start the thread inside the agent's run"
+            "(base_url=address.base_url in agent(task, address)), name the model in passthrough= if the call isn't "
+            "meant for the policy, or start the thread inside the agent's run"
         )

@@ -144,11 +144,11 @@ def failure(trajectory: Trajectory) -> str:
 
 
 def task_id(task: Any) -> str:
-    """Return a short hash of a JSON-able task; ConfigError if it is not JSON-able."""
+    """Return a short hash of a JSON-serializable task; ConfigError if it isn't."""
     try:
         text = json.dumps(task, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a task must be JSON-able, this one is not ({error}): {task!r:.200}") from error
+        raise ConfigError(f"a task must be JSON-serializable; this one isn't ({error}): {task!r:.200}") from error
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -135,7 +135,7 @@ def task(number: int) -> str:
 
 
 def marks(value: Any) -> set[str]:
-    """Return the marks of all tasks in a JSON-able value or a text."""
+    """Return the marks of all tasks in a JSON-serializable value or a text."""
     return set(MARK.findall(value if isinstance(value, str) else json.dumps(value, default=str)))
 
 

@@ -30,8 +30,8 @@ def compare(
     sides: Annotated[
         list[str],
         typer.Argument(
-            help="Run folders, each [NAME=]FOLDER[@EVALUATION]; the others are compared with the first. One folder alone is "
-            "compared before and after training. With --agent also live, a model, or MODEL@ADDRESS."
+            help="Run folders, each [NAME=]FOLDER[@EVALUATION]. Each is compared with the first; a single one is compared "
+            "before and after training. With --agent, a side may also be live, a model, or MODEL@ADDRESS."
         ),
     ],
     gate: Annotated[
@@ -52,7 +52,9 @@ def compare(
     ] = None,
     temperature: Annotated[
         str | None,
-        typer.Option(help="Which evaluations: a number, or own for the agent's own; default: what all sides have."),
+        typer.Option(
+            help="Temperature of the evaluations: a number, or own for the agent's own; default: what all sides have."
+        ),
     ] = None,
     agent: Annotated[
         str | None,

@@ -171,5 +171,7 @@ def comparison_of(
 def conditions(names: Sequence[str], gate: str | None, prices: Mapping[str, Price]) -> tuple[Condition, ...]:
     """Read the gate between sides of these names. Raises ConfigError if it can't be read, or if another side has a price."""
     if others := [name for name in prices if name not in names]:
-        raise ConfigError(f"no side is called {others[0]!r}, which has a price; they are {', '.join(names)}")
+        raise ConfigError(
+            f"no side is called {others[0]!r}, for which --price was passed; the sides are {', '.join(names)}"
+        )
     return tuple(read_gate(gate, names)) if gate else ()

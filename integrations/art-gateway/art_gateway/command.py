@@ -89,8 +89,8 @@ def gateway(
     ramp: Annotated[
         str | None,
         typer.Option(
-            help="Further shares, such as 25%,50%: the next one as soon as scores show that the candidate is good enough, none "
-            "as soon as they show that it is worse."
+            help="Further shares, such as 25%,50%. The share rises to the next one as soon as scores show that the candidate is "
+            "good enough, and falls to 0% as soon as they show that it is worse."
         ),
     ] = None,
     margin: Annotated[
@@ -123,12 +123,15 @@ def gateway(
             param_hint="--record-text",
         )
     if ramp and not route:
-        raise typer.BadParameter("--ramp continues --route NAME=SHARE", param_hint="--ramp")
+        raise typer.BadParameter("--ramp needs --route NAME=SHARE, with the first share", param_hint="--ramp")
     if route and not record_text:
-        raise typer.BadParameter("a candidate stands beside a provider: add --record-text", param_hint="--route")
+        raise typer.BadParameter(
+            "a candidate needs a provider to compare with: add --record-text", param_hint="--route"
+        )
     if record_text and api_key and not upstream_api_key:
         raise typer.BadParameter(
-            "clients send the gateway's key, so the provider needs its own", param_hint="--upstream-api-key"
+            "with --api-key, clients send the gateway's key instead of the provider's; pass the provider's key here",
+            param_hint="--upstream-api-key",
         )
     plugins, candidate, upstream = with_prompts(prompts) or Plugins(), None, upstream or []
     if route:
@@ -174,7 +177,7 @@ def _rule(route: str, ramp: str | None, margin: float) -> Rule | None:
     shares = [read_share(route.partition("=")[2], "--route"), *(read_share(step, "--ramp") for step in ramp.split(","))]
     if shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1:
         raise typer.BadParameter(
-            f"the shares must grow, from {route} on, and stay between 0% and 100%: the provider's scores are needed",
+            f"the shares must increase from {route} and stay above 0% and below 100%, because the provider's scores are needed",
             param_hint="--ramp",
         )
     return Rule(tuple(shares), margin=margin)

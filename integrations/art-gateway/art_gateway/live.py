@@ -51,8 +51,8 @@ class LiveEngine(EngineBase):
         url = exchange.headers.get(URL) or programs_url(exchange, call.path)
         if url is None or any(API_KEY in exchange.headers.get(header, "") for header in KEYS):
             raise Refused(
-                "the agent called this address itself, which here only records what it sends to its own provider: measure "
-                "this agent with a model, or let it use its own base URL and key",
+                "the agent called this address itself, but with model='live' it only passes on requests to the agent's own "
+                "provider: let the agent use its own base URL and key, or evaluate it with a model",
                 status=400,
                 code="no_provider",
             )

@@ -64,9 +64,9 @@ def watch(
 ) -> None:
     """Score the conversations that a gateway records, while it runs.
 
-    The reward is called with a trajectory: task is {"input": what the user said first}, output the text of the last answer, and
-    calls all that was said. It isn't told which side answered. Conversations that have a score, such as a user's, are skipped.
-    `art route` compares the scores, and --ramp decides by them.
+    The reward is called with a trajectory: task is {"input": what the user said first}, output is the text of the last answer,
+    and calls is everything that was said. The reward isn't told which side answered. Conversations that have a score, such as
+    a user's, are skipped. `art route` compares the scores, and --ramp decides by them.
     """
     from art_cli.arguments import load_object
     from art_core.plugin_api import Output

@@ -121,7 +121,7 @@ async def test_the_comparison_is_followed_until_ctrl_c(provider, upstream, start
         (CANDIDATE, "pass two upstreams"),
         ([*CANDIDATE, *LIVE], "pass two upstreams"),
         (["--record-text", "--route", "mine=5"], "pass two upstreams"),
-        (["--record-text", "--ramp", "50%"], "--ramp continues --route"),
+        (["--record-text", "--ramp", "50%"], "--ramp needs --route"),
         ([*CANDIDATE, *LIVE, "--upstream", "mine=http://127.0.0.1:1"], "isn't a base URL ending in /v1"),
         ([*CANDIDATE, *LIVE, "--upstream", "mine=tiny", "--model", "m"], "needs no --model"),
     ],
@@ -150,10 +150,10 @@ def test_an_upstream_with_a_query_is_refused_without_showing_it(options):
     [
         ("mine=5", "", "isn't a share"),
         ("mine=500%", "", "isn't a share"),
-        ("mine=5%", "50%,25%", "must grow"),
-        ("mine=5%", "5%", "must grow"),
-        ("mine=0%", "5%", "must grow"),
-        ("mine=5%", "50%,100%", "must grow"),
+        ("mine=5%", "50%,25%", "must increase"),
+        ("mine=5%", "5%", "must increase"),
+        ("mine=0%", "5%", "must increase"),
+        ("mine=5%", "50%,100%", "must increase"),
         ("mine=5%", "50", "isn't a share"),
     ],
 )

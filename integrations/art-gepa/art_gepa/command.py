@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from art_cli.arguments import load_agent, load_object, load_reward, load_tasks, parse_settings
-from art_cli.main import AGENT, TASKS, Model, Reward, RunDir, Settings
+from art_cli.main import AGENT, TASKS, Reward, RunDir, Settings
 from art_cli.resuming import quoted, resume_hint, same_command
 from art_core.plugin_api import plural
 from art_core.store.run_folder import new_run_dir
@@ -34,7 +34,9 @@ def optimize(
         ),
     ],
     reward: Reward,
-    model: Model,
+    model: Annotated[
+        str, typer.Option(help="tiny, a model folder, a Hugging Face name, or live for the agent's own provider.")
+    ],
     rollouts: Annotated[
         int, typer.Option(min=1, help="Maximum number of rollouts; each held-out task needs two more.")
     ] = 200,

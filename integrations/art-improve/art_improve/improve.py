@@ -126,7 +126,7 @@ def _check(common: dict[str, Any], training: dict[str, Any], settings: dict[str,
     for name, value in (("engine", common["engine"]), ("learner", training["learner"])):
         if not isinstance(value, str) or "://" in value:
             raise ConfigError(
-                f"{name} must be a registered name: other ones keep weights from one training to the next"
+                f"{name} must be a registered name: an object or a server would keep weights from one training to the next"
             )
     if settings.get("dynamic_sampling"):
         raise ConfigError(

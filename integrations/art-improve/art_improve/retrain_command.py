@@ -66,7 +66,7 @@ def retrain(
     """Train on what users asked since the last round, and keep the new weights if held-out tasks allow it.
 
     Schedule it: each call is one round from the weights that were accepted last, and does nothing with too few new tasks.
-    RUN_DIR/current leads to these weights; `art gateway --upstream mine=RUN_DIR/current` offers them to users.
+    RUN_DIR/current is a link to these weights; `art gateway --upstream mine=RUN_DIR/current` offers them to users.
 
     Exit codes: 0: accepted, or nothing to do; 1: rejected, or an error; 3: stopped; 75: interrupted, the next call continues.
     """

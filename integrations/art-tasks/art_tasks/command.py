@@ -38,7 +38,7 @@ class Suites(TyperGroup):
 
 app = typer.Typer(
     cls=Suites,
-    help="Tasks of third-party suites, from what your users asked for, and for the tools of an MCP server.",
+    help="List third-party tasks, or make tasks from what your users asked for or for the tools of an MCP server.",
     epilog="Examples: `art tasks`; `art tasks bfcl/simple`; `art tasks from runs/production --redact`; "
     "`art tasks from-mcp 'uvx mcp-server-time' --author openai/gpt-6-luna`",
 )
@@ -85,7 +85,7 @@ def from_(
     out: Annotated[Path, typer.Option(help="File for the training tasks.")] = Path("tasks.jsonl"),
     held_out: Annotated[Path, typer.Option(help="File for the newest conversations.")] = Path("held_out.jsonl"),
     share: Annotated[float, typer.Option(help="Share of the conversations to hold out.")] = 0.2,
-    same: Annotated[float, typer.Option(help="Similarity, 0.5 to 1, from which two inputs are the same task.")] = 0.8,
+    same: Annotated[float, typer.Option(help="Inputs at least this similar, 0.5 to 1, are the same task.")] = 0.8,
     per_kind: Annotated[int | None, typer.Option(min=1, help="Keep at most the N newest tasks of one kind.")] = None,
     system: Annotated[str | None, typer.Option(help="Only requests whose system prompt contains this text.")] = None,
     known: Annotated[

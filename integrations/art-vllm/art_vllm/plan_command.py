@@ -101,7 +101,7 @@ def plan(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON: an object, or without --model a list.")] = False,
 ) -> None:
-    """Show which models a GPU or a budget can train, the memory of one, and its settings. Needs no weights, GPU or network.
+    """Show which models you can train on a GPU or a budget, or the memory and settings of one. Needs no weights, GPU or network.
 
     Exits with 0 if the plan fits, 1 if it doesn't.
     """

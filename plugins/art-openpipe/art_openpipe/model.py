@@ -138,7 +138,7 @@ class Model(BaseModel, Generic[Config, State]):
             await self.backend().log(self, groups, split, dict(metrics or {}), step)
 
     def overwrite_state(self, state: Mapping[str, Any]) -> None:
-        """Write the JSON-able ``state`` to ``state.json`` in the model's folder."""
+        """Write the JSON-serializable ``state`` to ``state.json`` in the model's folder."""
         self._state_file().parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._state_file(), json.dumps(dict(state), indent=2))
 

@@ -115,8 +115,8 @@ class Record:
         recorded = await asyncio.to_thread(self.recorded, {key for key in keys if key})
         if missing := [key for key in keys if key and key not in recorded] if strict else []:
             raise CaptureError(
-                f"{len(missing)} choices, such as that of request {missing[0][0]}, are not in the record of this model: another "
-                f"of your models answered them, or in another run folder (now: {self.run.run_dir})"
+                f"{len(missing)} choices, such as that of request {missing[0][0]}, are not in the record of this model: they "
+                f"were answered by another of your models, or recorded in another run folder than {self.run.run_dir}"
             )
         return recorded
 

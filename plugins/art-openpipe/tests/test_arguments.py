@@ -68,7 +68,7 @@ async def test_a_learner_without_a_loss_of_its_own_is_left_as_it_is_where_no_ste
     del desk.learner.loss
     group = await desk.group(0.0, 1.0)
     assert (await desk.backend.train(desk.model, [group])).step == 1
-    with pytest.raises(ConfigError, match="no different loss in every step"):
+    with pytest.raises(ConfigError, match="can't change loss from step to step"):
         await desk.backend.train(desk.model, [group], loss_fn="ppo")
 
 

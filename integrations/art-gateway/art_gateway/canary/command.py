@@ -38,14 +38,14 @@ def route(
     api_key: Annotated[str | None, typer.Option(envvar="ART_GATEWAY_API_KEY", help="The gateway's key.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how a gateway's candidate does beside the provider, and change its share of the conversations.
+    """Show how a gateway's candidate compares with the provider, and change its share of the conversations.
 
-    A new share takes effect at once for conversations that begin; without a share, the candidate answers no call at all.
+    A new share takes effect at once for new conversations; at a share of 0%, the candidate answers no call at all.
     """
     if follow and json_:
         raise typer.BadParameter("--follow prints text; repeat the command with --json instead", param_hint="--follow")
     if rollback and share is not None:
-        raise typer.BadParameter("--rollback is --set 0%: pass one of them", param_hint="--set")
+        raise typer.BadParameter("--rollback means --set 0%; pass only one of them", param_hint="--set")
     change: dict[str, Any] | None = None
     if rollback or share is not None:
         change = {"share": 0.0 if rollback else read_share(share or "", "--set")}

@@ -207,7 +207,7 @@ def _with_variables(text: str) -> str:
             f"the environment variable {error.args[0]}, which the MCP server should get, isn't set"
         ) from None
     except ValueError:
-        raise ConfigError("a $ that doesn't begin the name of an environment variable is written $$") from None
+        raise ConfigError("write $$ for a $ that doesn't begin the name of an environment variable") from None
 
 
 async def _pages(ask: Callable[..., Awaitable[Any]], what: str) -> list[Any]:

@@ -69,7 +69,7 @@ def read(source: str | Path) -> Traffic:
         _read_file(path, traffic)
     else:
         raise ConfigError(
-            f"{path} is neither a run folder nor a file; Langfuse's traces first become one: art import langfuse"
+            f"{path} is neither a run folder nor a file; to use Langfuse's traces, import them first: art import langfuse"
         )
     return traffic
 

@@ -314,5 +314,5 @@ def _checked(groups: Iterable[Any]) -> list[TrajectoryGroup]:
 def _set(learner: Any, name: str, value: Any) -> None:
     if not hasattr(learner, name):
         kind = type(learner).__name__
-        raise ConfigError(f"{kind} has no different {name} in every step; pass LocalBackend({name}=), and not to train")
+        raise ConfigError(f"{kind} can't change {name} from step to step; pass LocalBackend({name}=) instead")
     setattr(learner, name, value)
