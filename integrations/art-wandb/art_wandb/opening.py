@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 PROJECT = "art-training"
 SECONDS = 30.0
 """Timeout for a server that does not answer, at the start and at the end of a run."""
+LONGEST_TAG = 64
+"""Characters; of a longer one, such as a path, the end is kept."""
 
 
 def open_run(**arguments: Any) -> wandb.Run:
@@ -27,7 +29,8 @@ def open_run(**arguments: Any) -> wandb.Run:
     import wandb
 
     defaults = wandb.setup().settings
-    arguments = {"project": defaults.project or PROJECT, **arguments, "reinit": "create_new"}
+    tags = [tag[-LONGEST_TAG:] for tag in arguments.get("tags", ()) if tag]  # others are refused
+    arguments = {"project": defaults.project or PROJECT, **arguments, "tags": tags, "reinit": "create_new"}
     reason = ""
     if defaults.mode not in ("offline", "dryrun", "disabled"):
         try:

@@ -106,7 +106,7 @@ class WandbTracker:
                 **without_access(dataclasses.asdict(self._config)),
                 "art_core": importlib.metadata.version("art-core"),
             },
-            tags=["ART", Path(self._config.model).name, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))],
+            tags=["ART", Path(self._config.model).name, *os.environ.get("WANDB_TAGS", "").split(",")],
         )
         if run.disabled:
             run.finish()

@@ -47,6 +47,15 @@ def test_a_config_without_names_is_of_an_unknown_model_and_agent(tmp_path):
     assert run.tags == ["ART", "GRPO", "unknown"] and run.notes == "ART training with unknown agent"
 
 
+def test_a_tag_longer_than_wandb_allows_keeps_its_end(tmp_path):
+    name = "/home/me/models/" + "x" * 60 + "/final"
+    assert logged(tmp_path, lambda logger: None, config={"model_name": name}).tags == ["ART", "GRPO", name[-64:]]
+
+
+def test_a_model_without_a_name_has_no_tag(tmp_path):
+    assert logged(tmp_path, lambda logger: None, config={"model_name": ""}).tags == ["ART", "GRPO"]
+
+
 def test_episodes_and_their_actions_become_two_tables(tmp_path):
     def tell(logger):
         actions = [
