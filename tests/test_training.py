@@ -359,6 +359,20 @@ async def test_a_dry_run_shows_what_would_be_trained_and_takes_no_step(tmp_path)
     assert learner.version == 0 and not engine.loaded
 
 
+async def test_a_dry_run_whose_calls_were_all_cut_off_says_that_nothing_is_trained(tmp_path):
+    class Cut(FakeEngine):
+        def _choice(self, request, index):
+            return super()._choice(request, index) | {"finish_reason": "length"}
+
+    class Refusing(CountingLearner):
+        def measure(self, trees):
+            raise ValueError("max() arg is an empty sequence")
+
+    more = settings(tmp_path, learner=Refusing(), engine=Cut(numbers), loss="dapo", dry_run=True)
+    found = (await art.train(ScriptedAgent(), ["a"], **more)).report["dry_run"]
+    assert found["tokens"] > 0 and found["targets"] == 0 and found["learn_seconds"] == 0
+
+
 async def test_passthrough_calls_and_calls_outside_rollouts_are_left_alone(tmp_path):
     async def agent(task_input, address):
         assert art.destination("gpt-other") is None

@@ -162,13 +162,13 @@ def _report(run: Run) -> dict[str, Any]:
 async def dry_run_report(run: Run, group: Group, screen: Display) -> dict[str, Any]:
     """Return, and show, what a step on a scored group would train on. Does the work of the step, but keeps the weights."""
     tree, learner = run.tree(group), await run.learner()
-    seconds = await in_thread(learner.measure, [tree])
+    seconds = await in_thread(learner.measure, [tree]) if tree.weights.any() else 0.0
     calls = [call for t in of_nodes(group, run.config.train_nodes).trajectories for call in t.calls]
     report = {
         "calls": len(calls),
         "tokens_call_by_call": sum(len(c.prompt_ids) + len(c.sampled_ids) for c in calls),
         "tokens": tree.num_tokens,
-        "targets": tree.num_targets,
+        "targets": int((tree.weights != 0).sum()),
         "rewards": [t.reward for t in group.trajectories],
         "errors": [t.error for t in group.trajectories if t.error],
         "unscored": why_unscored([group]),

@@ -30,6 +30,11 @@ def _contrast(report: Mapping[str, Any]) -> str:
     rewards = [reward for reward in report["rewards"] if reward is not None]
     if report["unscored"] and not rewards:
         return f"The group was not scored, so it teaches nothing: {', '.join(report['unscored'])}"
+    if report["has_contrast"] and not report["targets"]:
+        return (
+            "The group teaches nothing: every call was cut off at its token limit, or aborted; pass a larger max_tokens, or "
+            "overlong='train' (the loss dapo drops calls that were cut off)."
+        )
     differ = len(set(rewards)) > 1
     if report["has_contrast"]:
         between = f": its rewards range from {min(rewards):.3g} to {max(rewards):.3g}" if differ else ""

@@ -6,7 +6,7 @@ from art_cli.dry_run import duration, interpretation
 
 REPORT = {
     "rewards": [0.0, 1.0, 0.5, 1.0], "errors": [], "unscored": [], "has_contrast": True, "calls": 8, "tokens": 900,
-    "tokens_call_by_call": 4000, "rollout_seconds": 6.0, "learn_seconds_per_step": 4.0, "account": {},
+    "targets": 300, "tokens_call_by_call": 4000, "rollout_seconds": 6.0, "learn_seconds_per_step": 4.0, "account": {},
 }  # fmt: skip
 CONFIG = {"tasks_per_step": 8}
 
@@ -29,6 +29,10 @@ def test_equal_rewards_teach_nothing_and_missing_ones_are_named():
 def test_rewards_that_differ_only_outside_the_trained_nodes_teach_nothing():
     assert "no call of a trained node" in said(has_contrast=False)
     assert said(rewards=[1.0] * 4).startswith("The group teaches. ")
+
+
+def test_a_group_whose_calls_were_all_cut_off_teaches_nothing_whatever_its_rewards():
+    assert "teaches nothing: every call was cut off at its token limit" in said(targets=0)
 
 
 def test_failed_rollouts_are_counted():
