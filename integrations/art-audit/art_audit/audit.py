@@ -20,7 +20,8 @@ def audit(
 
     ``sample`` recomputes that many randomly drawn calls per version of the weights; the file is always fully checked.
     ``tolerance`` is the largest acceptable difference of a token's logprob, in nats; None: 1e-4, or 1e-3 for models from 10M
-    parameters. Calls can only be recomputed if their weights still exist: train with ``keep_checkpoints=None`` to keep all.
+    parameters. Calls can only be recomputed if their weights still exist: to keep all, train with ``keep_checkpoints=None`` and
+    ``checkpoint_every=1``.
     Raises ConfigError if ``run_dir`` is not a run folder or has no calls, StoreError if its file cannot be read; anything wrong
     with the run is in ``Audit.problems``.
     """

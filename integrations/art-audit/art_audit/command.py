@@ -19,6 +19,7 @@ PROBLEMS_SHOWN = 20
 ROUNDED = 0.5
 """Nats; the rounding of an engine in 16 bits can explain differences of a token's logprob up to this."""
 ROUNDING = "an engine in 16 bits rounds logprobs by this much; if the run used one, pass --tolerance {:g}"
+KEEP = "; train with keep_checkpoints=None and checkpoint_every=1 to keep all weights"
 
 
 def audit(
@@ -77,10 +78,10 @@ def print_audit(audit: Audit, console: Console) -> None:
         console.print(f"and {len(audit.problems) - PROBLEMS_SHOWN} more: --json shows all", highlight=False)
     if not audit.clean:
         verdict = f"NOT CLEAN: {plural(len(audit.problems), 'problem')}"
-    elif audit.checked == audit.calls:
+    elif 0 < audit.calls == audit.checked and not audit.trained_elsewhere:
         verdict = "clean: every call's logprobs match its weights, and exactly the sampled tokens were trained"
     else:
-        verdict = "clean as far as could be checked; train with keep_checkpoints=None to keep all weights"
+        verdict = f"clean as far as could be checked{KEEP if audit.not_kept else ''}"
     console.print(verdict, highlight=False, soft_wrap=True)
     only_logprobs = all(problem.kind == "logprob" for problem in audit.problems)
     if audit.problems and only_logprobs and audit.mismatch_max <= ROUNDED:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -13,6 +15,8 @@ from art_core.errors import StoreError
 from art_core.plugin_api import Display
 from art_core.store import RecordedCall, Store, Update
 from art_core.store.digest import call_digest, chain_digest
+from art_core.store.rollouts import UPDATE, update_of
+from art_core.store.schema import DAMAGED
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 
@@ -30,6 +34,9 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
     callers, openings = store.callers(), store.openings()
     screen.phase("reading calls", sum(count for _, _, count in callers))
     by_version: dict[int | None, list[Place]] = defaultdict(list)
+    continued = dict(store.rows("SELECT rollout_id, continues FROM rollouts WHERE continues IS NOT NULL"))
+    sampled: dict[str | None, dict[bytes, float]] = {rollout_id: {} for rollout_id in continued.values()}
+    """Of rollouts that others continue, and so began after them: when the rollout began that sampled each call."""
     for rollout_id, started, count in callers:
         if started is None:
             findings.add("file", "the store has calls of this rollout but no record of the rollout itself", rollout_id)
@@ -42,7 +49,11 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
         calls = _check_rows(rollout_id, rows, findings)
         findings.counts["calls"] += len(calls)
         for number, call in enumerate(calls):
-            lost = any(at > (started or 0.0) and version < call.policy_version for at, version in openings)
+            content = call_digest(replace(call, request_id="", choice=0, finish_reason="stop"))
+            begin = sampled.get(continued.get(rollout_id), {}).get(content, started or 0.0)
+            if rollout_id in sampled:
+                sampled[rollout_id][content] = begin
+            lost = any(at > begin and version < call.policy_version for at, version in openings)
             by_version[None if lost else call.policy_version].append((rollout_id, number))
         for _ in range(count):
             screen.advance()
@@ -89,9 +100,34 @@ def read_updates(store: Store, findings: Findings, screen: Display) -> None:
     screen.phase("reading what was trained", None)
     for numbers in _numbers(gaps(store, "updates")):
         findings.add("trained", f"records of optimizer steps were removed from the store: {numbers}")
-    for update in store.updates():
+    updates = []
+    for row in store.rows("SELECT seq FROM updates ORDER BY seq"):
         findings.counts["updates"] += 1
+        try:
+            update = update_of(*store.rows(UPDATE, row)[0])
+        except (StoreError, *DAMAGED) as error:
+            text = f"the record of an optimizer step cannot be read (number {row[0]} in the store): {error}"
+            findings.add("file", text)
+            continue
         _check_update(store, update, findings)
+        updates.append(update)
+    _check_order(updates, [version for _, version in store.openings()[1:]], findings)
+
+
+def _check_order(updates: Sequence[Update], resumed: Sequence[int], findings: Findings) -> None:
+    """Check that steps and versions rise, unless the run ``resumed`` with older weights in between.
+
+    Versions may have gaps: a step that failed after it had changed the weights has no record.
+    """
+    later = iter(resumed)
+    for before, update in itertools.pairwise(updates):
+        rises = update.version > before.version
+        if (rises and update.step < before.step) or not (rises or any(it < update.version for it in later)):
+            text = (
+                f"step {update.step}, which made version {update.version} of the weights, is recorded after step "
+                f"{before.step}, which made version {before.version}, although the run did not resume in between"
+            )
+            findings.add("trained", text)
 
 
 def _check_update(store: Store, update: Update, findings: Findings) -> None:

@@ -75,9 +75,11 @@ def _within(call: Call, ids: int) -> bool:
 
 
 def _start_weights(store: Store, findings: Findings) -> str | None:
-    """Return the folder of the run's start weights; None if they are missing or have changed."""
+    """Return the folder of the run's start weights; None if they are unknown, missing or have changed."""
+    if (model := store.meta("model")) is None:
+        return None
     try:
-        folder = model_folder(store.meta("model") or "")
+        folder = model_folder(model)
     except ConfigError:
         return None
     then, now = store.meta("start_weights"), weights_hash(folder)
@@ -89,8 +91,11 @@ def _start_weights(store: Store, findings: Findings) -> str | None:
 
 
 def _checkpoint_folders(run_dir: Path, start: str | None, findings: Findings) -> dict[int, Path | None]:
-    """Return version -> checkpoint folder for all weights that still exist; None for the start weights."""
-    from art_core.learner.checkpoint import read_state
+    """Return version -> checkpoint folder for all weights that still exist; None for the start weights.
+
+    A checkpoint whose weights are only on a server has none here.
+    """
+    from art_core.learner.checkpoint import ADAPTER, read_state
 
     folders: dict[int, Path | None] = {}
     for folder in checkpoints(run_dir):
@@ -99,7 +104,7 @@ def _checkpoint_folders(run_dir: Path, start: str | None, findings: Findings) ->
         except StoreError as error:
             findings.add("weights", str(error))
             continue
-        if start is not None or (folder / "config.json").is_file():
+        if (folder / "config.json").is_file() or (start is not None and (folder / ADAPTER).is_dir()):
             folders[version] = folder
     if start is not None:
         folders[0] = None

@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,11 +154,31 @@ def test_a_sample_of_each_version_can_be_drawn(recorded):
         ("DELETE FROM updates WHERE step = 1", "trained"),
         ("DELETE FROM updates WHERE step = 3", "trained"),
         ("UPDATE updates SET targets = targets - 1 WHERE step = 3", "trained"),
+        ("UPDATE updates SET trained = CAST('[' AS BLOB) WHERE step = 1", "file"),
+        ('UPDATE updates SET trained = CAST(\'[["r", "0g"]]\' AS BLOB) WHERE step = 3', "file"),
+        ("UPDATE updates SET version = 'one' WHERE step = 1", "file"),
+        ("UPDATE updates SET version = 7 WHERE step = 1", "trained"),
+        ("UPDATE updates SET step = 7 WHERE step = 1", "trained"),
+        (
+            "INSERT INTO updates (step, version, targets, trained) "
+            "SELECT step, version, targets, trained FROM updates WHERE step = 3",
+            "trained",
+        ),
     ],
 )
 def test_what_was_changed_in_the_store_is_found(run_dir, statement, kind):
     change(run_dir, statement)
     assert kind in kinds(audit(run_dir, sample=1))
+
+
+def test_steps_that_a_resumed_run_repeated_are_no_problem(run_dir):
+    change(
+        run_dir,
+        f"INSERT INTO openings (version, at) VALUES (0, {time.time()})",
+        "INSERT INTO updates (step, version, targets, trained) "
+        "SELECT 2, 1, targets, trained FROM updates WHERE step = 1",
+    )
+    assert audit(run_dir, sample=1).clean
 
 
 def test_a_changed_call_is_named_and_its_unchanged_neighbours_are_not(run_dir):
@@ -226,6 +247,38 @@ def test_weights_made_by_a_loop_that_was_killed_are_not_asked_about_its_calls(ru
     change(run_dir, f"INSERT INTO openings (version, at) VALUES (0, {time.time()})")
     report = audit(run_dir)
     assert report.clean and (report.checked, report.not_kept) == (16, 36)
+
+
+def test_answers_that_a_continued_rollout_replayed_are_those_of_the_weights_that_were_lost(run_dir):
+    with Store(run_dir / "run.sqlite") as store:
+        store.add_opening(0)
+        before = store.trajectories(split="eval")[0].rollout_id
+        for again in ("second", "third"):  # each was interrupted before it ended
+            store.add_rollout(again, task="three", split="eval", continues=before)
+            for call in store.calls(before):
+                store.record(again, replace(call, request_id=f"{again} {call.request_id}"))
+            before = again
+    report = audit(run_dir)
+    assert report.clean and (report.checked, report.not_kept) == (16, 36 + 2 * 2)
+
+
+@pytest.mark.system
+def test_adapters_that_are_only_on_a_server_count_as_weights_that_are_gone(tmp_path):
+    asyncio.run(record(tmp_path / "run", keep_checkpoints=None, lora_rank=4))
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        shutil.rmtree(folder / "adapter")
+        manifest = json.loads((folder / "learner.json").read_text())
+        files = {name: it for name, it in manifest["files"].items() if not name.startswith("adapter")}
+        (folder / "learner.json").write_text(json.dumps({**manifest, "files": files}))
+    report = audit(tmp_path / "run")
+    assert report.clean and (report.checked, report.not_kept) == (16, 36)
+
+
+def test_a_store_without_a_model_is_not_compared_with_the_working_directory(run_dir, monkeypatch):
+    monkeypatch.chdir(max((run_dir / "checkpoints").iterdir()))
+    change(run_dir, "DELETE FROM meta WHERE key = 'model'")
+    report = audit(run_dir)
+    assert report.clean and report.not_kept == 16, report.problems
 
 
 def test_damaged_weights_and_changed_start_weights_are_named(run_dir):
@@ -332,6 +385,25 @@ def test_how_to_allow_what_an_engine_in_16_bits_rounds_is_said_where_it_may_be_t
     refresh(run_dir)
     said = CliRunner().invoke(command(), ["audit", str(run_dir)]).stdout
     assert "NOT CLEAN" in said and ("--tolerance 0.5" in said) == told
+
+
+@pytest.mark.parametrize(
+    ("change_in", "arguments", "parts"),
+    [
+        (None, [], ["clean: every call's"]),
+        (None, ["--sample", "1"], ["clean as far as could be checked\n"]),
+        ("weights", [], ["clean as far", "keep_checkpoints=None and checkpoint_every=1"]),
+        ("trained", [], ["clean as far", "trajectories came from elsewhere"]),
+    ],
+)
+def test_the_verdict_claims_only_what_was_checked(run_dir, change_in, arguments, parts):
+    if change_in == "weights":
+        shutil.rmtree(max((run_dir / "checkpoints").iterdir()))
+    elif change_in == "trained":
+        change(run_dir, "UPDATE updates SET trained = CAST('[[null, \"\"]]' AS BLOB) WHERE step = 1")
+    said = CliRunner().invoke(command(), ["audit", str(run_dir), *arguments], env={"COLUMNS": "300"}).stdout
+    for part in parts:
+        assert part in said
 
 
 @pytest.mark.smoke
