@@ -153,7 +153,7 @@ def download(service: tinker.ServiceClient, path: str, folder: Path) -> None:
             with tarfile.open(fileobj=file, mode="r:*") as archive:
                 archive.extractall(folder, filter="data")
         _name_modules(folder)
-    except (OSError, httpx.HTTPError, tarfile.TarError) as error:
+    except Exception as error:  # noqa: BLE001 - no list names all that a damaged archive raises
         reason = str(error) if type(error) is httpx.HTTPError else type(error).__name__
         raise StoreError(f"{path} couldn't be downloaded from {address()}: {reason}") from None
 

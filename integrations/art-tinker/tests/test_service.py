@@ -1,11 +1,14 @@
 """Errors for a server that is missing, dead or refuses a request, and for unsupported settings; what a server keeps."""
 
+import io
+import os
 import shutil
+import tarfile
 from types import SimpleNamespace
 
 import pytest
 from http_server import serving
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from art_core import TrainConfig, losses
@@ -107,6 +110,43 @@ def test_settings_that_no_server_has_are_refused(settings, message):
     config = TrainConfig(**{"model": "tiny", "temperature": 1.0, "max_temperature": 1.0, **settings})
     with pytest.raises(ConfigError, match=message):
         TinkerLearner("tiny", config, losses.grpo)
+
+
+def archive(**files):
+    """A server's archive of an adapter: ``files`` are the contents of its configuration and weights."""
+    names = {"config": "adapter_config.json", "weights": "adapter_model.safetensors"}
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(names[name])
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        archive(config=b'{"target_modules": ["q_proj"]}', weights=os.urandom(100_000))[:50_000],
+        archive(config=b"<html>"),
+        archive(config=b"[]"),
+        archive(config=b"{}", weights=b"junk"),
+        archive(),
+        b"no archive",
+    ],
+    ids=["cut short", "no JSON", "no mapping", "broken weights", "empty", "no archive"],
+)
+def test_an_adapter_that_cannot_be_unpacked_leaves_a_checkpoint_without_it(monkeypatch, tmp_path, caplog, content):
+    class Sending(Keeper):
+        def get_checkpoint_archive_url(self, _run, _name):
+            return service.begin(lambda: SimpleNamespace(url=f"{url}/archive"))
+
+    monkeypatch.setattr("tinker.ServiceClient", Sending)
+    with serving(Route("/archive", lambda _: Response(content))) as url:
+        learner = TinkerLearner("tiny", TrainConfig(model="tiny", temperature=1.0, max_temperature=1.0), losses.grpo)
+        learner.save(tmp_path / "step-000001")
+    assert "has no adapter here" in caplog.text
+    assert [it.name for it in (tmp_path / "step-000001").iterdir()] == ["learner.json"]
 
 
 def test_a_resumed_run_deletes_what_the_server_keeps_for_checkpoints_from_before(monkeypatch, tmp_path):
