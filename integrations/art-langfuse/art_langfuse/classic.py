@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from art_core.errors import ArtError
 from art_langfuse.account import Account, account
 from art_langfuse.api import Project
+from art_langfuse.observations import SHORTEST
 from art_langfuse.outbox import NotDelivered, Outbox
 from art_langfuse.spans import as_json, make_span, text
 from art_tasks.traffic.messages import value_of
@@ -90,7 +91,7 @@ class ARTLangfuseTracker:
             get("error"),
         )
         root_id = _new_id(8)
-        times = [float(action.get("execution_time") or 0.0) for action in actions]
+        times = [max(float(action.get("execution_time") or 0.0), SHORTEST) for action in actions]
         start = now - sum(times)
         spans = [make_span(name, trace, root_id, None, start, now, _named(root, name), error=_error(episode_data))]
         for number, action in enumerate(actions):

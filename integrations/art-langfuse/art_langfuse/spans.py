@@ -82,14 +82,19 @@ def make_span(
         context=context(own),
         parent=context(parent) if parent else None,
         resource=_resource(),
-        attributes={key: value for key, value in attributes.items() if value is not None},
-        events=[Event(kind, event_attributes, nanoseconds[1]) for kind, event_attributes in events],
+        attributes=_encodable(attributes),
+        events=[Event(kind, _encodable(event_attributes), nanoseconds[1]) for kind, event_attributes in events],
         kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
         status=Status(StatusCode.ERROR, text(error)) if error else Status(StatusCode.UNSET),
         start_time=nanoseconds[0],
         end_time=nanoseconds[1],
         instrumentation_scope=InstrumentationScope(SCOPE),
     )
+
+
+def _encodable(attributes: Attributes) -> Attributes:
+    values = {text(key): value for key, value in attributes.items() if value is not None}
+    return {key: text(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def _resource() -> Any:

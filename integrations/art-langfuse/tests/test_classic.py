@@ -107,6 +107,15 @@ def test_analytics_add_up_and_tell_how_episodes_failed(tracker):
     ]
 
 
+def test_actions_without_times_keep_their_order_whatever_order_langfuse_shows(server, tracker):
+    actions = [{"type": kind} for kind in ("search", "open", "give_up")]
+    trace = tracker.track_episode({"actions": actions, "success": False}).id
+    tracker.flush()
+    server.spans = dict(reversed(server.spans.items()))
+    [pattern] = tracker.get_performance_analytics([trace])["error_patterns"]
+    assert pattern["pattern"] == "no success, last action give_up"
+
+
 def test_analytics_wait_until_langfuse_shows_what_it_was_sent(server, tracker):
     trace = tracker.track_episode(EPISODE)
     server.hidden = 2

@@ -174,6 +174,26 @@ def test_a_run_whose_state_json_cannot_say_loses_no_trace(server, tmp_path, monk
     assert len(said) == 2 and all('{"(0, 1)": "x"}' in it and "\"[{(0, 1): 'o'}]\"" in it for it in said)
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (LangfuseTracker, {"langfuse.observation.model.name"}),
+        (OtelTracker, {"gen_ai.agent.name", "gen_ai.response.model", "art.note.odd \ufffd"}),
+    ],
+)
+def test_a_lone_surrogate_loses_no_attribute(server, tmp_path, monkeypatch, kind, names):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    odd = "odd \udcff"
+    request = {"messages": [{"role": "user", "content": odd}], "model": odd}
+    call = Call((), (), (), policy_version=-1, request=request, response={"content": odd}, agent=odd)
+    tracker = kind(tmp_path, art.TrainConfig())
+    tracker.log_groups(1, [Group("t", (Trajectory(odd, (call,), notes={odd: odd}, rollout_id="a"),))], "train")
+    tracker.close()
+    assert len(server.spans) == 3
+    said = [item for it in server.spans.values() for item in it["attributes"].items()]
+    assert {name for name, value in said if value == "odd \ufffd"} >= names
+
+
 def told_in(run_dir, step):
     with Store(run_dir / "run.sqlite") as store:
         return {it.rollout_id for it in store.rollouts(step=step)}
