@@ -35,8 +35,8 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
     screen.phase("reading calls", sum(count for _, _, count in callers))
     by_version: dict[int | None, list[Place]] = defaultdict(list)
     continued = dict(store.rows("SELECT rollout_id, continues FROM rollouts WHERE continues IS NOT NULL"))
+    # When the rollout began that sampled each call, for the rollouts that others continue: these replay its calls.
     sampled: dict[str | None, dict[bytes, float]] = {rollout_id: {} for rollout_id in continued.values()}
-    """Of rollouts that others continue, and so began after them: when the rollout began that sampled each call."""
     for rollout_id, started, count in callers:
         if started is None:
             findings.add("file", "the store has calls of this rollout but no record of the rollout itself", rollout_id)
@@ -49,10 +49,11 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
         calls = _check_rows(rollout_id, rows, findings)
         findings.counts["calls"] += len(calls)
         for number, call in enumerate(calls):
-            content = call_digest(replace(call, request_id="", choice=0, finish_reason="stop"))
-            begin = sampled.get(continued.get(rollout_id), {}).get(content, started or 0.0)
-            if rollout_id in sampled:
-                sampled[rollout_id][content] = begin
+            begin = started or 0.0
+            if rollout_id in continued or rollout_id in sampled:
+                content = call_digest(replace(call, request_id="", choice=0, finish_reason="stop"))
+                begin = sampled.get(continued.get(rollout_id), {}).get(content, begin)
+                sampled.setdefault(rollout_id, {})[content] = begin
             lost = any(at > begin and version < call.policy_version for at, version in openings)
             by_version[None if lost else call.policy_version].append((rollout_id, number))
         for _ in range(count):
