@@ -18,7 +18,7 @@ from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
 from art_core.learner import unsloth
 from art_core.runtime.memory import no_garbage_collection
-from art_core.runtime.threads import daemon_future
+from art_core.runtime.threads import thread_future
 from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _run_agent(agent: Any) -> RunAgent:
         arguments = (task_input, address) if takes_address else (task_input,)
         call = functools.partial(contextvars.copy_context().run, agent, *arguments)
         # A pool would make it wait for others. After a timeout the thread runs on until the agent returns.
-        output = await asyncio.wrap_future(daemon_future(f"rollout {address.rollout_id}", call))
+        output = await asyncio.wrap_future(thread_future(f"rollout {address.rollout_id}", call))
         return await output if inspect.isawaitable(output) else output
 
     return run_in_thread

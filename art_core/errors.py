@@ -18,7 +18,9 @@ ArtError
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 
@@ -119,3 +121,21 @@ class DamagedCheckpoint(StoreError):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came, and the work was cancelled cleanly, as after Ctrl-C."""
+
+
+class TooLate(BaseException):
+    """Time is up. Not an Exception, so that the interrupted work can't catch it as one of its own errors."""
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """Return what other people's code raised as its failure. Raises ``error`` if it ends the current task or the process.
+
+    A CancelledError of something that the code awaited becomes another error, because its name stands for our cancellations.
+    """
+    cancelled, task = isinstance(error, asyncio.CancelledError | CancelledError), asyncio.current_task()
+    if isinstance(error, KeyboardInterrupt | GeneratorExit | TooLate) or (cancelled and task and task.cancelling()):
+        raise error
+    if not cancelled:
+        return error
+    failure = RuntimeError("CancelledError was raised: it awaited something that was cancelled")
+    return failure.with_traceback(error.__traceback__)

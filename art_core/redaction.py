@@ -61,8 +61,11 @@ def printable(text: str) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the exception as one line with its type, without the API keys that libraries include in their messages."""
-    said = [str(error), *getattr(error, "__notes__", ())]
-    text = printable(without_keys(" ".join(" ".join(said).split())))
+    try:
+        said = " ".join([str(error), *getattr(error, "__notes__", ())])
+    except Exception as broken:  # noqa: BLE001 - a __str__ of other people's code
+        said = f"its text can't be read: {type(broken).__name__} in __str__"
+    text = printable(without_keys(" ".join(said.split())))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

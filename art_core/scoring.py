@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from art_core.errors import ArtError, ConfigError, RewardError
-from art_core.redaction import without_keys
-from art_core.runtime.deadlines import TooLate, interrupted, within
-from art_core.runtime.threads import is_cancelled
+from art_core.errors import ArtError, ConfigError, RewardError, TooLate, failure_of
+from art_core.redaction import describe_error
+from art_core.runtime.deadlines import interrupted, within
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 ADVANTAGES = ("mean_std", "mean", "leave_one_out", "branch")
@@ -263,11 +262,9 @@ async def _score_each(group: Group, reward: Reward) -> list[float | Unscorable]:
                 value = await value
         except ConfigError:
             raise  # about the set-up, not about this rollout
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to the user's function
-            if is_cancelled(error):
-                raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to the user's function
             hint = "; fix the reward function (a failed rollout has output None and its reason in trajectory.error)"
-            return Unscorable(_raised(reward, error), f"{_describe(trajectory)}{hint}", error)
+            return _raised(reward, error, f"{_describe(trajectory)}{hint}")
         return _returned(value, reward, trajectory)
 
     outcomes = await asyncio.gather(*map(one, group.trajectories), return_exceptions=True)
@@ -281,16 +278,12 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
     task = f"the group of task {reprlib.repr(group.task)}"
     try:
         values = await reward.score(group)
-    except Unscorable:
+    except ArtError as error:
+        if isinstance(error, RewardError) and not isinstance(error, Unscorable):
+            raise Unscorable(str(error), task) from error
         raise
-    except RewardError as error:
-        raise Unscorable(str(error), task) from error
-    except ArtError:
-        raise
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to the judge
-        if is_cancelled(error):
-            raise
-        raise Unscorable(_raised(reward, error), task) from error
+    except BaseException as error:  # the boundary to the judge
+        raise _raised(reward, error, task) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise Unscorable(
             f"{_name(reward)} returned {reprlib.repr(values)} instead of a list of rewards",
@@ -307,11 +300,11 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
     ]
 
 
-def _raised(reward: Reward | GroupReward, error: BaseException) -> str:
-    """Return what the reward raised, with the line."""
-    lines = traceback.extract_tb(error.__traceback__)
+def _raised(reward: Reward | GroupReward, raised: BaseException, where: str) -> Unscorable:
+    """Return what the reward raised, with the line. Raises it if ``failure_of`` does."""
+    error, lines = failure_of(raised), traceback.extract_tb(raised.__traceback__)
     at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
-    return f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}{at}"
+    return Unscorable(f"{_name(reward)} raised {describe_error(error)}{at}", where, error)
 
 
 def _returned(value: Any, reward: Reward | GroupReward, trajectory: Trajectory) -> float | Unscorable:

@@ -11,8 +11,8 @@ from capture_fakes import EchoEngine, ListRecorder, chat
 from reward_fakes import group_of
 
 import art_core as art
-from art_core.errors import CaptureError, ConfigError
-from art_core.runtime.deadlines import TooLate, within
+from art_core.errors import CaptureError, ConfigError, TooLate
+from art_core.runtime.deadlines import within
 from art_core.serving import ServingProxy
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
@@ -82,6 +82,30 @@ async def test_work_ends_with_its_caller():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended.is_set()
+
+
+async def test_agents_of_a_cancelled_collection_have_time_to_clean_up(tmp_path):
+    begun, cleaned = [], []
+
+    async def agent(task, address):
+        begun.append(task)
+        try:
+            await forever()
+        finally:
+            if task == "slow":
+                while not any(it.finished for it in run.store.rollouts()):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+            cleaned.append(task)
+
+    async with run_of(tmp_path) as run:
+        collecting = asyncio.create_task(run.collect(agent, ["slow", "fast"], group_size=1))
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        collecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+    assert cleaned == ["fast", "slow"]
 
 
 @pytest.mark.system

@@ -7,7 +7,7 @@ import pytest
 
 import art_core as art
 from art_core.errors import CaptureError, RolloutLost
-from art_core.testing import CountingLearner, FakeEngine
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
 def run_of(tmp_path, **settings):
@@ -93,6 +93,21 @@ async def test_what_was_finished_under_a_key_is_not_run_again(tmp_path):
     assert [len(group.trajectories) for group in groups] == [4, 4] and len(asked) == 8
     assert before < {t.rollout_id for group in groups for t in group.trajectories}
     assert [[t.output for t in g.trajectories] for g in groups] == [[t.output for t in g.trajectories] for g in again]
+
+
+async def test_a_rollout_that_awaited_something_cancelled_has_ended_and_is_not_run_again(tmp_path):
+    ran = []
+
+    async def agent(task, address):
+        ran.append(await ScriptedAgent()(task, address))
+        tool = asyncio.ensure_future(asyncio.sleep(60))
+        tool.cancel()
+        await tool
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        for _ in range(2):
+            [group] = await run.collect(agent, ["a"], group_size=2, key="k")
+            assert len(ran) == len(run.collected("k", 0)) == len(group.trajectories) == 2
 
 
 async def test_what_could_not_be_recorded_under_a_key_is_run_again_once_it_can_be(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 import art_core as art
 from art_core.attribution import executor
+from art_core.plugin_api import in_thread
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
@@ -23,6 +24,19 @@ def release():
 
 def run_of(tmp_path, **settings):
     return art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **settings)
+
+
+async def test_a_function_that_finds_nothing_in_a_thread_fails_and_is_not_waited_for(tmp_path):
+    async def agent(task, address):
+        await ScriptedAgent()(task, address)
+        await asyncio.to_thread(next, iter(()))
+
+    async with run_of(tmp_path, rollout_timeout=10) as run:
+        [group] = await run.collect(agent, ["a"], group_size=1)
+    assert group.trajectories[0].error == "RuntimeError: StopIteration was raised: a next() found nothing"
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await in_thread(next, iter(()))
 
 
 @pytest.mark.system

@@ -277,6 +277,44 @@ async def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_
         assert new and new_run_dir("tiny").name.endswith("-4"), "a folder is taken once it has been named"
 
 
+async def test_a_folder_of_a_start_that_failed_goes_and_one_with_rollouts_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = {"engine": FakeEngine(), "learner": CountingLearner()}
+
+    class Broken(FakeEngine):
+        async def start(self):
+            raise OSError("the GPU is busy")
+
+    with pytest.raises(OSError, match="busy"):
+        async with art.open_run(**{**parts, "engine": Broken()}):
+            pass
+    assert not list(Path("runs").iterdir())
+    async with art.open_run(seed=1, **parts) as run:
+        await run.collect(ScriptedAgent(), ["a"], group_size=2)
+    for engine, seed, error in (FakeEngine(), 2, "another experiment"), (Broken(), 1, "busy"):
+        with pytest.raises(OSError if seed == 1 else ConfigError, match=error):
+            async with art.open_run(run.run_dir, **{**parts, "engine": engine, "seed": seed}):
+                pass
+        with Store(run.run_dir / "run.sqlite") as store:
+            assert len(store.rollouts()) == 2
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to nowhere"])
+async def test_a_place_for_runs_that_cannot_be_made_is_named(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("") if kind == "a file" else Path("runs").symlink_to("nowhere")
+    with pytest.raises(StoreError, match=r"no run folder can be made in .*runs: .*; pass run_dir="):
+        async with art.open_run(engine=FakeEngine(), learner=CountingLearner()):
+            pass
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="gpro"):
+        art.open_run(engine=FakeEngine(), loss="gpro")
+    assert not Path("runs").exists()
+
+
 async def test_a_run_folder_may_be_given_from_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     async with run_of(Path("~")) as run:

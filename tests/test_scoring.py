@@ -185,8 +185,29 @@ async def test_a_reward_of_which_something_is_cancelled_is_named_and_cancels_not
     async def reward(trajectory):
         raise asyncio.CancelledError
 
-    with pytest.raises(RewardError, match="raised CancelledError"):
+    with pytest.raises(RewardError, match="raised RuntimeError: CancelledError was raised"):
         await score(make_group(None), Judge(asyncio.CancelledError()) if together else reward)
+
+
+class Panic(BaseException):
+    """As extensions in Rust and test runners raise."""
+
+
+class Wordless(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("error", "said"), [(Panic("no"), "Panic: no"), (Wordless(), "Wordless: its text can't be read")]
+)
+async def test_whatever_a_reward_raises_leaves_its_rollouts_unscored(error, said, together):
+    def reward(trajectory):
+        raise error
+
+    with pytest.raises(RewardError, match=f"raised {said}"):
+        await score(make_group(None), Judge(error) if together else reward)
 
 
 async def test_a_reward_beyond_every_float_is_no_number():

@@ -1,6 +1,7 @@
 """Scores in the run's file: explanations, second opinions that never count."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ import art_audit
 import art_core as art
 from art_core.store import Store, schema
 from art_core.testing import ScriptedAgent
+from art_core.types import Call
 
 
 @pytest.fixture
@@ -51,6 +53,15 @@ def test_a_second_opinion_never_becomes_the_score(store):
     assert (rollout.reward, rollout.notes, rollout.advantage) == (0.0, {"judge": "b"}, -1.0)
     with pytest.raises(ValueError, match="cannot reward calls"):
         store.add_scores(["r"], [1.0], calls=[[]], aside=True)
+
+
+def test_calls_without_a_request_id_have_rewards_of_their_own(store):
+    store.add_rollout("r", task="t")
+    for number, request_id in enumerate(["", "q", "", ""]):
+        store.record("r", Call((1, number), (3,), (-0.1,), request_id=request_id))
+    rewarded = [replace(call, reward=float(number)) for number, call in enumerate(store.calls("r"))]
+    store.add_scores(["r"], [1.0], calls=[rewarded])
+    assert [call.reward for call in store.calls("r")] == [0, 1, 2, 3]
 
 
 @pytest.mark.system

@@ -205,9 +205,16 @@ async def test_trackers_are_closed_if_the_report_or_another_tracker_fails(tmp_pa
 
 
 async def test_a_tracker_that_exits_is_named_and_an_object_that_is_no_tracker_is_refused(tmp_path):
+    class Wordless(Exception):
+        def __str__(self):
+            return None
+
     class Exits(Recorder):
         def log(self, step, metrics):
             raise SystemExit(3)
+
+        def log_report(self, report):
+            raise Wordless
 
     tracker, screen = Exits(), Lines()
     await train(tmp_path, tracker, progress=screen)

@@ -1,6 +1,7 @@
 """The loop through its public API, with a fake engine and a learner that only counts: capture, store and HTTP are real."""
 
 import asyncio
+import concurrent.futures
 import json
 import shutil
 import sys
@@ -155,6 +156,37 @@ async def _cancelled():
     await inner
 
 
+class Panic(BaseException):
+    """As extensions in Rust and test runners raise."""
+
+
+class Wordless(Exception):
+    def __str__(self):
+        return None
+
+
+async def _cancels_itself():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+def _raises(error):
+    async def fault():
+        raise error
+
+    return fault
+
+
+FAULTS = {
+    "cancels": _cancelled,
+    "cancels itself": _cancels_itself,
+    "panics": _raises(Panic("broken")),
+    "panics in a group": _raises(BaseExceptionGroup("tasks", [Panic()])),
+    "has no words": _raises(Wordless()),
+    "has a cancelled thread": _raises(concurrent.futures.CancelledError()),
+}
+
+
 class Odd:
     """An output of which nothing can be said."""
 
@@ -168,11 +200,11 @@ class Odd:
 def test_whatever_an_agent_raises_fails_its_own_rollout_only(tmp_path, blocking):
     async def agent(task_input, address):
         answer = await ScriptedAgent()(task_input, address)
-        if task_input == "cancels":
-            await _cancelled()
+        if task_input in FAULTS:
+            await FAULTS[task_input]()
         if task_input == "finds nothing":
             next(word for word in () if word)
-        return {} if task_input == "no answer" else {"answer": Odd() if task_input == "odd" else answer}
+        return {"no answer": {}, "no output": None, "odd": {"answer": Odd()}}.get(task_input, {"answer": answer})
 
     def sync_agent(task_input, address):
         answer = asyncio.run(ScriptedAgent()(task_input, address))
@@ -180,8 +212,11 @@ def test_whatever_an_agent_raises_fails_its_own_rollout_only(tmp_path, blocking)
             next(word for word in () if word)
         return asyncio.run(agent(task_input, address)) if task_input != "fine" else {"answer": answer}
 
-    tasks = ["fine", "cancels", "finds nothing", "no answer", "odd"]
-    given = settings(tmp_path, steps=1, tasks_per_step=5, group_size=2, to_output=lambda output: output["answer"])
+    def to_output(output):
+        return sys.exit(3) if output is None else output["answer"]
+
+    tasks = ["fine", "finds nothing", "no answer", "odd", "no output", *FAULTS]
+    given = settings(tmp_path, steps=1, tasks_per_step=len(tasks), group_size=2, to_output=to_output)
     result = art.train_sync(
         sync_agent if blocking else agent, tasks, **{**given, "reward": lambda t: float(t.error is None)}
     )
@@ -190,8 +225,12 @@ def test_whatever_an_agent_raises_fails_its_own_rollout_only(tmp_path, blocking)
         outputs = {it.task: it.output for it in store.trajectories()}
     assert result.report["steps"] == 1
     assert errors["fine"] is errors["odd"] is None and outputs["odd"] == "<Odd>"
-    assert errors["cancels"].startswith("CancelledError") and errors["no answer"] == "KeyError: 'answer'"
+    assert errors["no output"] == "SystemExit: 3" and errors["no answer"] == "KeyError: 'answer'"
     assert errors["finds nothing"].startswith("RuntimeError") and "StopIteration" in errors["finds nothing"]
+    assert errors["cancels"] == errors["cancels itself"] == errors["has a cancelled thread"]
+    assert errors["cancels"].startswith("RuntimeError: CancelledError was raised"), "not as when the run is stopped"
+    assert errors["panics"] == "Panic: broken" and errors["panics in a group"].startswith("BaseExceptionGroup: tasks")
+    assert errors["has no words"] == "Wordless: its text can't be read: TypeError in __str__"
 
 
 @pytest.mark.system

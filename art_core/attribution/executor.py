@@ -70,6 +70,9 @@ class RolloutExecutor(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
+                except StopIteration as error:  # a waiter would wait for ever (see ``thread_future``)
+                    failure = RuntimeError("StopIteration was raised: a next() found nothing")
+                    future.set_exception(failure.with_traceback(error.__traceback__))
                 except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
                     future.set_exception(error)
 

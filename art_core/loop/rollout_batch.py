@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.errors import CaptureError, RolloutLost
+from art_core.errors import CaptureError, RolloutLost, TooLate, failure_of
 from art_core.loop.resume_plans import ResumePlan
 from art_core.loop.rollout import Rollout
 from art_core.loop.watchdog import FREE_WORKER, Watchdog
-from art_core.runtime.deadlines import TooLate, within
+from art_core.runtime.deadlines import within
 from art_core.runtime.gathering import gather_limited
-from art_core.runtime.threads import is_cancelled
 from art_core.types import Group, RunAgent, Trajectory
 
 MAX_LOST_MACHINES = 5
@@ -71,10 +69,8 @@ class RolloutBatch:
         with self.watch.doing("", rollout=rollout):
             async with rollout:
                 try:
-                    call = _call(self.agent, agent_input, rollout)
-                    output = await within(call, self.timeout, f"rollout {rollout.rollout_id}")
-                    if rollout.error is None:
-                        rollout.output = self.to_output(output) if self.to_output else output
+                    call = self._call(agent_input, rollout)
+                    rollout.output = await within(call, self.timeout, f"rollout {rollout.rollout_id}")
                 except TooLate:
                     rollout.error = f"TimeoutError: not done after {self.timeout:g} seconds"
                 except CaptureError:
@@ -83,14 +79,12 @@ class RolloutBatch:
                     if not last:
                         raise
                     rollout.error = f"MachinesLost: {MAX_LOST_MACHINES} machines were lost with it; the last: {error}"
-                except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-                    rollout.fail(error)
+                except BaseException as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+                    rollout.fail(failure_of(error))
 
-
-async def _call(agent: RunAgent, agent_input: Any, rollout: Rollout) -> Any:
-    try:
-        return await agent(agent_input, rollout.address)
-    except (SystemExit, asyncio.CancelledError) as error:
-        if is_cancelled(error):
-            raise
-        rollout.fail(error)  # inside the task: outside, it would end the event loop and all other rollouts
+    async def _call(self, agent_input: Any, rollout: Rollout) -> Any:
+        try:
+            output = await self.agent(agent_input, rollout.address)
+            return self.to_output(output) if self.to_output else output
+        except SystemExit as error:
+            rollout.fail(error)  # inside the task: outside, it would end the event loop and all other rollouts

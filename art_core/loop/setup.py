@@ -34,7 +34,6 @@ class Setup:
         executor: str | object | None = None,
         plugins: Plugins | None = None,
     ) -> None:
-        self.run_dir = Path(run_dir).expanduser() if run_dir else new_run_dir(config.model)
         if not isinstance(plugins, Plugins | None):
             raise ConfigError(
                 f"plugins= takes Plugins(module, ...) of art_core.plugin_api, got {type(plugins).__name__}"
@@ -65,6 +64,7 @@ class Setup:
             self.plugins.offer("register_learners", learner).check()
         else:
             resume_checks.check_learner(learner, given, self.loss, self.loss_name)
+        self.run_dir = Path(run_dir).expanduser() if run_dir else new_run_dir(config.model)
         self.rewards = Rewards(self.plugins, self.run_dir)
         self.expected = resume_checks.ExpectedExperiment()
         """What the run is opened for; compared with what its folder was started with."""

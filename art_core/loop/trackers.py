@@ -17,7 +17,7 @@ from art_core.attribution import exempt
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
-from art_core.redaction import without_keys
+from art_core.redaction import describe_error
 from art_core.types import Group, with_defaults
 
 MAX_QUEUED = 256
@@ -82,7 +82,7 @@ class _TrackerThread(threading.Thread):
                 try:
                     getattr(self._tracker, method)(*arguments)
                 except BaseException as error:  # noqa: BLE001 - a tracker must not stop training, whatever it raises
-                    self._failed(method, without_keys(f"{type(error).__name__}: {error}"))
+                    self._failed(method, describe_error(error))
 
     def _failed(self, method: str, reason: str) -> None:
         # What close raises may say how much was lost.

@@ -12,15 +12,13 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, TypeVar
 
+from art_core.errors import TooLate
+
 T = TypeVar("T")
 
 GRACE = 5.0
 """Seconds that cancelled work has to end. It is then abandoned, because nothing else can end it."""
 _until: ContextVar[float | None] = ContextVar("art_until", default=None)
-
-
-class TooLate(BaseException):
-    """Time is up. Not an Exception, so that the interrupted work can't catch it as one of its own errors."""
 
 
 async def within(work: Coroutine[Any, Any, T], seconds: float | None, name: str | None = None) -> T:

@@ -22,5 +22,6 @@ async def gather_limited(jobs: Iterable[Callable[[], Awaitable[T]]], gate: async
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would end its cleanup
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

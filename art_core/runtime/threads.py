@@ -6,8 +6,9 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from art_core.errors import ConfigError, Terminated
@@ -77,17 +78,8 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
     The loop's default executor isn't used, because agents' hung sync tools could block it.
     """
-    executor = ThreadPoolExecutor(1, thread_name_prefix="art-blocking")
-    try:
-        return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
-    finally:
-        executor.shutdown(wait=False)
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Return whether ``error`` cancels the current task; the CancelledError of something that it awaited is a failure."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    call = partial(function, *arguments)
+    return await finished(asyncio.wrap_future(thread_future("art-blocking", call, daemon=False)))
 
 
 def running_future() -> Future[Any]:
@@ -97,8 +89,8 @@ def running_future() -> Future[Any]:
     return future
 
 
-def daemon_future(name: str, function: Callable[[], T]) -> Future[T]:
-    """Run a function in its own daemon thread, with an empty context; if it hangs, the program can still end."""
+def thread_future(name: str, function: Callable[[], T], *, daemon: bool = True) -> Future[T]:
+    """Run a function in its own thread, with an empty context; if it hangs in a daemon, the program can still end."""
     future = running_future()
 
     def run() -> None:
@@ -110,5 +102,5 @@ def daemon_future(name: str, function: Callable[[], T]) -> Future[T]:
         except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
             future.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=daemon).start()
     return future

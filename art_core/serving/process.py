@@ -33,7 +33,7 @@ from typing import Any
 
 from art_core.errors import ArtError, CaptureError, ConfigError, ServingDied
 from art_core.runtime.stacks import stacks
-from art_core.runtime.threads import daemon_future, running_future
+from art_core.runtime.threads import running_future, thread_future
 from art_core.serving.service import ServingThread
 
 PROGRAM = """
@@ -98,7 +98,7 @@ class ServingProcess:
 
     def start(self, *args: Any, **kwargs: Any) -> Future[str]:
         """As ``ServingThread.start``. Raises ConfigError if an argument can't be pickled."""
-        self._reader = daemon_future("art-serving", self._read)
+        self._reader = thread_future("art-serving", self._read)
         with contextlib.suppress(OSError):  # the process has ended, which the reader reports
             self._pipe.connection.send_bytes(bytes(current_process().authkey))
             self._pipe.connection.send(sys.path)
@@ -127,7 +127,7 @@ class ServingProcess:
 
     def stop(self) -> Future[None]:
         """As ``ServingThread.stop``. Kills a process that takes too long."""
-        return daemon_future("art-serving-stop", self._end)
+        return thread_future("art-serving-stop", self._end)
 
     def _end(self) -> None:
         replied: set[Future[Any]] = set()

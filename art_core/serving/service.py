@@ -15,7 +15,7 @@ from art_core.capture.admission import CallsSnapshot
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.server import CaptureApp
 from art_core.errors import CaptureError
-from art_core.runtime.threads import daemon_future, running_future
+from art_core.runtime.threads import running_future, thread_future
 from art_core.types import Call, Engine, EngineBase, Recorder, Sampling, Weights, with_defaults
 
 
@@ -125,7 +125,7 @@ class ServingThread:
 
     def start(self, *args: Any, **kwargs: Any) -> Future[str]:
         """Start what ``ServingProxy.start`` describes. The future's result is the address."""
-        self._finished = daemon_future("art-capture", lambda: self._run(*args, **kwargs))
+        self._finished = thread_future("art-capture", lambda: self._run(*args, **kwargs))
         return self._ready
 
     def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -149,10 +149,14 @@ def _read_tail(db: sqlite3.Connection, rollout_id: str) -> RolloutTail:
 
 
 def reward_calls(db: sqlite3.Connection, rollout_id: str, calls: Sequence[Call]) -> None:
-    """Store the rewards of some of a rollout's calls, None too."""
-    which = "rollout_id = ? AND request_id = ? AND choice = ? AND replaced = 0"
-    rewards = ((None if c.reward is None else float(c.reward), rollout_id, c.request_id, c.choice) for c in calls)
-    db.executemany(f"UPDATE calls SET reward = ? WHERE {which}", rewards)
+    """Store the rewards of some of a rollout's calls, None too; only their order tells those without a request id apart."""
+    query = "SELECT seq FROM calls WHERE rollout_id = ? AND request_id = '' ORDER BY seq"
+    unnamed = iter(db.execute(query, (rollout_id,)).fetchall())
+    which = "rollout_id = ? AND request_id = ? AND choice = ? AND replaced = 0 AND (request_id <> '' OR seq = ?)"
+    for c in calls:
+        reward = None if c.reward is None else float(c.reward)
+        [seq] = [None] if c.request_id else next(unnamed, [None])
+        db.execute(f"UPDATE calls SET reward = ? WHERE {which}", (reward, rollout_id, c.request_id, c.choice, seq))
 
 
 @dataclass(frozen=True)

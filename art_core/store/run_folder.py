@@ -57,6 +57,7 @@ def claimed(run_dir: Path) -> Iterator[bool]:
         with suppress(FileExistsError):
             run_dir.mkdir()
             new = True
+        new = new and not any(run_dir.iterdir())  # this process may have used it before
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
@@ -134,11 +135,15 @@ def bring_to_disk(path: Path) -> None:
 def new_run_dir(model: str) -> Path:
     """Make a run folder under ``runs/``, which no other process gets; if it stays empty, it is removed at exit."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(model).name}"
-    for number in itertools.count(1):
-        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            break
+    try:
+        Path("runs").mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
+    except OSError as error:
+        raise StoreError(f"no run folder can be made in {Path('runs').absolute()}: {error}; pass run_dir=") from error
     _NAMED.add(folder.absolute())
     return folder
 
@@ -148,6 +153,7 @@ def _remove_empty() -> None:
     for folder in _NAMED:
         with suppress(OSError):
             folder.rmdir()
+            folder.parent.rmdir()
 
 
 def store_file(run_dir: str | Path) -> Path:

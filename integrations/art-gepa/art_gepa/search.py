@@ -106,7 +106,7 @@ async def optimize(
             f"rollouts={rollouts} is too few for a single step on {len(tasks)} tasks; pass {fewest} or more"
         )
     parts: dict[str, Any] = {"engine": "live" if model == "live" else engine, "seed": seed}
-    parts["plugins"] = WithCandidate(Path(run_dir) / CANDIDATE)
+    parts["plugins"] = WithCandidate(Path(run_dir).expanduser() / CANDIDATE)
     screen = display(progress)
     with screen:
         screen.phase("starting the engine", None)

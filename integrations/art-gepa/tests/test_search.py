@@ -73,9 +73,10 @@ async def search(run_dir, reflector, **settings):
     return await optimize(model="tiny", reflector=reflector, run_dir=run_dir, progress=False, **{**usual, **settings})
 
 
-async def test_a_better_prompt_is_found_written_and_used(tmp_path):
+async def test_a_better_prompt_is_found_written_and_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     reflector = Scripted()
-    result = await search(tmp_path / "run", reflector, held_out=["new1", "new2"])
+    result = await search("~/run", reflector, held_out=["new1", "new2"])
     assert (result.before, result.after) == (0.0, 1.0)
     assert result.rollouts <= 28 and result.reflections == len(reflector.prompts)
     [change] = result.changes
@@ -84,6 +85,8 @@ async def test_a_better_prompt_is_found_written_and_used(tmp_path):
     before, after = result.held_out
     assert (before.success, after.success) == (0.0, 1.0)
     assert all("Repeat" in prompt and "reward 0" in prompt for prompt in reflector.prompts)
+
+    assert result.file.is_relative_to(tmp_path)
 
     # What is recorded is what the model was shown, in later runs as well.
     SEEN.clear()

@@ -100,7 +100,6 @@ async def improve(
     """
     check_tasks(tasks)
     check_tasks(held_out, "held_out")
-    folder = Path(run_dir or new_run_dir(f"improve-{Path(model).name}"))
     asked = {
         "model": model, "rollouts": rollouts, "teacher": teacher, "seed": seed, "agent": identity(agent),
         "reward": reward if isinstance(reward, str) else identity(reward),
@@ -110,6 +109,7 @@ async def improve(
     common = {"reward": reward, "engine": engine, "seed": seed, "progress": progress}
     training = {"loss": loss, "learner": learner, "trackers": trackers}
     _check(common, training, settings)
+    folder = Path(run_dir or new_run_dir(f"improve-{Path(model).name}")).expanduser()
     parts = Parts(
         agent, tasks, held_out, model, reflector, max_cost, teacher, folder, common, training, settings, Journal(folder, asked),
     )  # fmt: skip

@@ -107,15 +107,17 @@ async def test_the_contributions_add_up_and_are_paired_by_tasks(plain, tmp_path)
 
 
 @pytest.mark.system
-async def test_a_training_that_ended_early_is_continued_with_other_settings(plain, tmp_path):
+async def test_a_training_that_ended_early_is_continued_with_other_settings(plain, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     call = {
         "tasks": training_tasks(8), "model": "tiny", "reward": lambda trajectory: 0.0, "held_out": held_out_tasks(2),
-        "rollouts": 40, "run_dir": tmp_path / "run", "progress": False, "say": lambda _: None, **SMALL,
+        "rollouts": 40, "run_dir": "~/run", "progress": False, "say": lambda _: None, **SMALL,
     }  # fmt: skip
     stopped = await improve(plain, **call, max_flat_groups=8)
     assert "groups" in str(stopped.stopped) and not stopped.contributions
     result = await improve(plain, **call, max_flat_groups=None)
     assert result.stopped is None and [it.rollouts for it in result.contributions] == [32]
+    assert journal(tmp_path / "run")
     assert len(art.load_trajectories(result.weights, split="train")) == 32
 
 

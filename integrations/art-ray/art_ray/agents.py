@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from art_core.errors import failure_of
 from art_core.plugin_api import Plugins, inside_rollout, redirect_clients, run_in_child_processes, use_rollout_executor
 from art_core.types import RolloutAddress, RunAgent
 from art_ray.travel import Agent, Outcome
@@ -36,8 +37,8 @@ class AgentWorker:
             run = await self._adapted(key, agent[0])
             with inside_rollout(address):
                 return Outcome.of(await run(task, address))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-            return Outcome.of_error(error)
+        except BaseException as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            return Outcome.of_error(failure_of(error))
 
     async def _adapted(self, key: str, agent: ray.ObjectRef) -> RunAgent:
         async with self._adapting:

@@ -14,6 +14,7 @@ from ray import cloudpickle
 
 from art_cli.arguments import load_agent
 from art_core.errors import AgentError, CaptureError
+from art_core.plugin_api import describe_error
 from art_core.store.values import from_json, to_json
 
 
@@ -73,7 +74,7 @@ class Outcome:
     def of_error(cls, error: BaseException) -> Outcome:
         if isinstance(error, CaptureError):
             return cls(capture_error=str(error))
-        return cls(error=(type(error).__name__, str(error)))
+        return cls(error=(type(error).__name__, describe_error(error).partition(": ")[2]))
 
     def output(self) -> Any:
         """Return the output, or raise the agent's exception as one of the same name and text."""

@@ -36,7 +36,20 @@ async def failing(given, address):
 
 async def leaving(given, address):
     await ask(address)
+    if given == "panics":
+        raise Panic("enough")
+    if given == "cancelled":
+        tool = asyncio.ensure_future(asyncio.sleep(60))
+        tool.cancel()
+        await tool
     raise SystemExit("enough")
+
+
+class Panic(BaseException):
+    """As extensions in Rust and test runners raise, but without words."""
+
+    def __str__(self):
+        return None
 
 
 class Unpickled:

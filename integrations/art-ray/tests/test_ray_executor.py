@@ -60,9 +60,17 @@ async def test_an_agents_exception_reads_as_it_does_at_home(run, tmp_path):
     assert there.error == here.error and there.error.startswith("KeyError: ")
 
 
-async def test_an_agent_that_exits_has_failed_and_takes_nobody_with_it(run):
-    found = await runs(run, ray_agents.leaving, count=2)
-    assert [t.error for t in found] == ["SystemExit: enough"] * 2
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("exits", "SystemExit: enough"),
+        ("panics", "Panic: its text can't be read: TypeError in __str__"),
+        ("cancelled", "RuntimeError: CancelledError was raised: it awaited something that was cancelled"),
+    ],
+)
+async def test_an_agent_that_raises_anything_has_failed_and_takes_nobody_with_it(run, task, said):
+    found = await runs(run, ray_agents.leaving, task=task, count=2)
+    assert [t.error for t in found] == [said] * 2
 
 
 async def test_an_output_that_cannot_be_pickled_is_what_the_store_would_keep(run):

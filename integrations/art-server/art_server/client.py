@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from art_core.errors import ArtError, ConfigError, StoreError
+from art_core.errors import ArtError, ConfigError, StoreError, failure_of
 from art_core.plugin_api import describe_error
 from art_core.store.values import from_json, to_json
 from art_server import messages
@@ -264,16 +264,17 @@ class TrainingClient:
         await self._send_results([lease])
 
     async def _result(self, episode: Episode) -> Result:
-        if episode.rollout is not None:
-            if self._recorded is not None:
-                return await self._recorded(episode)
+        if episode.rollout is not None and self._recorded is None:
             error = "the server requested a rollout, but this worker has no agent; start it with --agent FILE.py:NAME"
             return Result(episode_id=episode.episode_id, lease=episode.lease, error=error, capture_error=True)
         try:
+            if episode.rollout is not None:
+                return await self._recorded(episode)
             outcome = await self.run_episode(episode.model_dump(exclude={"lease", "rollout", "input"}))
             return Result.model_validate({**from_json(to_json(outcome)), "lease": episode.lease})
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-            return Result(episode_id=episode.episode_id, lease=episode.lease, error=describe_error(error))
+        except BaseException as raised:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            error = describe_error(failure_of(raised))
+            return Result(episode_id=episode.episode_id, lease=episode.lease, error=error)
 
     async def _reaches_server(self) -> bool:
         """Whether the server answers. If it doesn't, an agent's failure isn't the agent's fault."""

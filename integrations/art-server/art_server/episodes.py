@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from art_core.errors import CaptureError, ConfigError
+from art_core.errors import CaptureError, ConfigError, failure_of
 from art_core.plugin_api import (
     API_KEY,
     Plugins,
@@ -56,7 +56,8 @@ class RecordedAgent:
                 output = await self._run(episode.input, address)
         except CaptureError as error:
             return result.model_copy(update={"error": describe_error(error), "capture_error": True})
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+        except BaseException as raised:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            error = failure_of(raised)
             lost = unanswered(error, address.base_url)
             return result.model_copy(update={"error": describe_error(error)[:MAX_ERROR], "lost": lost})
         encoded = to_json(output)

@@ -33,7 +33,7 @@ def background_loop(name: str) -> Iterator[asyncio.AbstractEventLoop]:
 async def in_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
     """Await ``work`` in ``loop`` (None: in the current loop). Cancelling this cancels ``work``."""
     if loop is None:
-        return await work
+        return await asyncio.create_task(work)  # which an agent may cancel
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 

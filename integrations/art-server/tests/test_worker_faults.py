@@ -311,17 +311,31 @@ async def test_results_that_do_not_fit_in_one_message_come_in_several(behind, mo
         assert [t.output == output for t in group.trajectories] == [True] * 6
 
 
-async def test_exit_in_an_agent_ends_its_run_and_neither_the_worker_nor_its_other_runs(behind):
+class Panic(BaseException):
+    """As extensions in Rust and test runners raise."""
+
+
+@pytest.mark.parametrize("how", ["exit", "panic", "cancelled", "cancels itself"])
+async def test_what_an_agent_raises_ends_its_run_and_neither_the_worker_nor_its_other_runs(behind, how):
     async def agent(task):
         answer = await ask(task)
         if task == "bad":
-            sys.exit(3)
+            if how == "panic":
+                raise Panic("3")
+            if how == "exit":
+                sys.exit(3)
+            cancelled = asyncio.current_task() if how == "cancels itself" else asyncio.ensure_future(asyncio.sleep(60))
+            cancelled.cancel()
+            await (asyncio.sleep(0) if how == "cancels itself" else cancelled)
         return answer
 
+    said = {"exit": "SystemExit: 3", "panic": "Panic: 3"}.get(
+        how, "RuntimeError: CancelledError was raised: it awaited something that was cancelled"
+    )
     async with behind() as (server, _, worker):
         client = await worker("w", agent)
         bad, good = await collect(server, tasks=["bad", "good"])
-        assert {t.error for t in bad.trajectories} == {"SystemExit: 3"}
+        assert {t.error for t in bad.trajectories} == {said}
         assert {t.error for t in good.trajectories} == {None}
         assert not client.work.done()
 

@@ -124,7 +124,7 @@ class GRPOTrainer:
     def run_dir(self) -> Path | None:
         """The run folder; None before the first call if ``run_dir`` was not passed."""
         run_dir = self._settings.get("run_dir")
-        return Path(run_dir) if run_dir else None
+        return Path(run_dir).expanduser() if run_dir else None
 
     async def collect_episodes(self) -> list[Episode]:
         """Play a batch of episodes with the current weights, and return them.

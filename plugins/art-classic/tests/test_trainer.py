@@ -192,13 +192,17 @@ async def test_a_trained_agent_is_trained_further_where_its_run_is_given(tmp_pat
         await again.collect_episodes()
 
 
-async def test_steps_that_teach_nothing_and_the_run_folder_are_said(tmp_path, capsys):
+async def test_steps_that_teach_nothing_and_the_run_folder_are_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
     class Flat(Guess):
         async def step(self, action):
             state, _, done, info = await super().step(action)
             return state, 1.0, done, info
 
-    async with trainer(tmp_path, environment=Flat(), progress=True) as trained:
+    not_begun = trainer(tmp_path, environment=Flat(), progress=True, run_dir="~/run")
+    assert not_begun.run_dir == tmp_path / "run"
+    async with not_begun as trained:
         await trained.update_policy(await trained.collect_episodes())
         assert trained.run_dir == tmp_path / "run"
     said = capsys.readouterr().err
