@@ -34,6 +34,7 @@ PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?:: | - ))+")
 NOISE = re.compile(" ssl:<[^>]*>")
 """Object representations in LiteLLM's errors."""
 CONNECT_SECONDS = 10.0
+"""Most seconds to connect. LiteLLM observes it for OpenAI's API, Azure and Bedrock only."""
 LONGEST_ERROR = 500
 """Most characters of an error that are shown."""
 LONGEST_PAUSE = 60.0
