@@ -175,6 +175,17 @@ async def test_without_a_frozen_model_untrained_nodes_get_the_policy_and_their_o
     assert engine.requests == [chat("f", temperature=0.5)]
 
 
+async def test_untrained_nodes_are_sampled_without_penalties_in_training_and_with_them_in_an_evaluation():
+    app = CaptureApp(engine := EchoEngine(), ListRecorder(), trained_nodes=["planner"])
+    app.open("training", Sampling.plain(1.0))
+    app.open("evaluation", Sampling())
+    own = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 0.4, "seed": 3}
+    for rollout in ("training", "evaluation"):
+        await answered(app, asked_of(rollout, chat("f", **own), x_art_agent="team"))
+    neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+    assert engine.requests == [chat("f", **own | neutral), chat("f", **own)]
+
+
 class Shouting(Dialect):
     """Another API: says ``text`` in capitals, and errors in words."""
 

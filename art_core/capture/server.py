@@ -20,7 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from art_core.capture.admission import CallActivity, Gate
@@ -70,8 +70,8 @@ class CaptureApp:
 
     ``dialects`` maps further paths (``"/v1/responses"``) to their Dialect. ``max_body`` is in bytes. ``gate`` may limit how
     many calls are answered at a time. ``call_timeout`` is how many seconds the upstream may take for a whole answer or, in a
-    stream, until the next chunk. If ``trained_nodes`` isn't empty, calls of other nodes keep the agent's own sampling
-    settings, and ``frozen``, if set, answers them.
+    stream, until the next chunk. If ``trained_nodes`` isn't empty, calls of other nodes keep the agent's own temperature,
+    top-p, top-k and seed, and ``frozen``, if set, answers them.
     """
 
     def __init__(
@@ -119,8 +119,7 @@ class CaptureApp:
 
         Calls in flight are aborted after ``grace`` seconds. Does nothing if the rollout isn't open.
         """
-        rollout = self._rollouts.get(rollout_id)
-        if rollout is None:
+        if (rollout := self._rollouts.get(rollout_id)) is None:
             return {}
         rollout.closing = True
         if tasks := set(rollout.in_flight.values()):
@@ -209,7 +208,8 @@ class CaptureApp:
         trained = not self._trained_nodes or within(agent, self._trained_nodes)
         request = exchange.dialect.to_chat(body)
         check_request(request)
-        request = self._with_sampling(rollout.sampling if trained else Sampling(), request)
+        imposed = rollout.sampling if trained else replace(rollout.sampling, temperature=None, top_p=None, top_k=None)
+        request = self._with_sampling(imposed, request)
         if exchange.dialect.counts_tokens:
             # Every engine returns a prompt's ids with an answer, so one token is sampled and dropped.
             request |= {"max_completion_tokens": 1, "n": 1, "stream": False}

@@ -83,7 +83,8 @@ async def _invoked(graph: Pregel, input: Any, config: dict[str, Any], context: A
     except NotImplementedError as error:
         error.add_note(
             "The graph was run with ainvoke. If a part of it works only synchronously, pass a function that invokes it: "
-            'def agent(task, address): return graph.invoke(task, {"configurable": {"thread_id": address.rollout_id}})'
+            'def agent(task, address): return graph.invoke({"messages": [("user", task)]}, {"configurable": {"thread_id": '
+            "address.rollout_id}}) (with task itself first, if it is the graph's input)"
         )
         raise
 

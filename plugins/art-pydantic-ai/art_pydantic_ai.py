@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from art_core import destination, hookimpl, name_agents, when_imported
@@ -88,9 +89,12 @@ def _redirect(kind: type[Model]) -> None:
 
 def _answered(request: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(request)
-    async def answered(self: Model, *args: Any, **kwargs: Any) -> Any:
-        policy = _policy(self, *args, **kwargs)
-        return await (request(self, *args, **kwargs) if policy is None else policy.request(*args, **kwargs))
+    async def answered(
+        self: Model, messages: Any, model_settings: Any, model_request_parameters: ModelRequestParameters, **kwargs: Any
+    ) -> Any:
+        parameters, policy = _redirected(self, model_request_parameters)
+        send = policy.request if policy else functools.partial(request, self)
+        return await send(messages, model_settings, parameters, **kwargs)
 
     return answered
 
@@ -98,10 +102,17 @@ def _answered(request: Callable[..., Any]) -> Callable[..., Any]:
 def _streamed(request_stream: Callable[..., Any]) -> Callable[..., Any]:
     @asynccontextmanager
     @functools.wraps(request_stream)
-    async def streamed(self: Model, *args: Any, **kwargs: Any) -> AsyncIterator[StreamedResponse]:
-        policy = _policy(self, *args, **kwargs)
-        opened = request_stream(self, *args, **kwargs) if policy is None else policy.request_stream(*args, **kwargs)
-        async with opened as stream:
+    async def streamed(
+        self: Model,
+        messages: Any,
+        model_settings: Any,
+        model_request_parameters: ModelRequestParameters,
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncIterator[StreamedResponse]:
+        parameters, policy = _redirected(self, model_request_parameters)
+        send = policy.request_stream if policy else functools.partial(request_stream, self)
+        async with send(messages, model_settings, parameters, *args, **kwargs) as stream:
             yield stream
 
     return streamed
@@ -120,15 +131,10 @@ def _refused(batch_create: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-def _policy(
-    model: Model,
-    messages: Any,
-    model_settings: Any,
-    model_request_parameters: ModelRequestParameters,
-    *args: Any,
-    **kwargs: Any,
-) -> OpenAIChatModel | None:
-    """Return the model that answers this request instead of ``model``; None if it answers itself.
+def _redirected(
+    model: Model, parameters: ModelRequestParameters
+) -> tuple[ModelRequestParameters, OpenAIChatModel | None]:
+    """Return the parameters of a request and the model that answers it instead of ``model``; None if it answers itself.
 
     Raises CaptureError if its provider would have to run a tool.
     """
@@ -136,23 +142,30 @@ def _policy(
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.models.wrapper import WrapperModel
 
-    # The first two delegate to other models, the last two use the OpenAI client.
-    if isinstance(model, WrapperModel | FallbackModel | OpenAIChatModel | OpenAIResponsesModel):
-        return None
-    if destination(model.model_name) is None:
-        return None
-    local = {tool.unless_native for tool in model_request_parameters.function_tools}
-    for tool in model_request_parameters.native_tools:
+    # These delegate to other models.
+    if isinstance(model, WrapperModel | FallbackModel) or destination(model.model_name) is None:
+        return parameters, None
+    parameters = _without_native_tools(model, parameters)
+    # These use the OpenAI client.
+    if isinstance(model, OpenAIChatModel | OpenAIResponsesModel):
+        return parameters, None
+    # The messages were prepared with this model's profile, so the answer must be read with the same setting.
+    tokens = "may_tokenize_special_tokens_in_content"
+    profile = {tokens: model.profile.get(tokens, False)}
+    return parameters, OpenAIChatModel(model.model_name, provider=_provider(), settings=model.settings, profile=profile)
+
+
+def _without_native_tools(model: Model, parameters: ModelRequestParameters) -> ModelRequestParameters:
+    """Drop the tools that a provider runs and the agent can do without; raises CaptureError for any other."""
+    local = {tool.unless_native for tool in parameters.function_tools}
+    for tool in parameters.native_tools:
         if not tool.optional and tool.unique_id not in local:
             raise CaptureError(
                 f"{type(model).__name__} was called inside a rollout with {type(tool).__name__}, which its provider runs; the "
                 "policy has no such provider. Use a tool that the agent runs itself (local= of the capability), or exempt the "
                 f"model with passthrough=[{model.model_name!r}]"
             )
-    # The messages were prepared with this model's profile, so the answer must be read with the same setting.
-    tokens = "may_tokenize_special_tokens_in_content"
-    profile = {tokens: model.profile.get(tokens, False)}
-    return OpenAIChatModel(model.model_name, provider=_provider(), settings=model.settings, profile=profile)
+    return replace(parameters, native_tools=[])
 
 
 @functools.cache

@@ -211,9 +211,9 @@ class Chat:
         return plain
 
     def _plain_content(self, role: str, content: Any) -> str | list[JsonDict]:
-        """Return several text parts as they are if the template joins them, else with newlines in between, as vLLM does."""
+        """Return several text parts as they are if the template joins them, else those with text as lines, as vLLM does."""
         texts = _texts(content)
-        return _parts(texts) if len(texts) > 1 and role in self._joins_parts_of else "\n".join(texts)
+        return _parts(texts) if len(texts) > 1 and role in self._joins_parts_of else "\n".join(filter(None, texts))
 
     def _plain_call(self, call: Any) -> JsonDict:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict | None):

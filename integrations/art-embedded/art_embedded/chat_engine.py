@@ -91,7 +91,7 @@ class ChatEngine(EngineBase, ABC):
                 await running.wait()
                 for choice in list(open_choices):
                     ended = choice.ended()
-                    fresh, deltas = choice.read()
+                    fresh, deltas = choice.read(final=ended)
                     if ended:
                         open_choices.remove(choice)
                     for delta in deltas or ([{}] if fresh and ended else []):
@@ -211,18 +211,18 @@ class _Choice:
             raise self.generation.error
         return self.generation.finish_reason is not None
 
-    def read(self, *, final: bool = False) -> tuple[list[Sampled], list[JsonDict]]:
+    def read(self, *, final: bool) -> tuple[list[Sampled], list[JsonDict]]:
         """Return the deltas that can be sent now, and the tokens to send with the first of them.
 
-        With ``final``, return everything sampled so far, even if more is to come.
+        With ``final``, return everything sampled so far, even if more is to come. The caller decides it, because the decode
+        thread may end the generation at any time.
         """
-        ended = self.ended() or final
         new = self.generation.sampled[self._read :]
         self._read += len(new)
-        text = self._detokenizer.feed([sampled.token for sampled in new], final=ended)
-        deltas = self._answer.feed(text, final=ended)
+        text = self._detokenizer.feed([sampled.token for sampled in new], final=final)
+        deltas = self._answer.feed(text, final=final)
         self._unsent += new
-        if not deltas and not ended:
+        if not deltas and not final:
             return [], []
         fresh, self._unsent = self._unsent, []
         if self.generation.finish_reason == "stop" and self._prompt_text is not None:

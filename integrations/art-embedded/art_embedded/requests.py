@@ -18,9 +18,11 @@ LARGEST_TOP_K = 2**31 - 1
 UNSUPPORTED: dict[str, Any] = {
     "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "min_p": 0, "typical_p": 1,
     "tfs_z": 1, "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [],
-    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None,
+    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None, "guided_json": None, "guided_regex": None,
+    "guided_choice": None, "guided_grammar": None, "regex": None, "ebnf": None, "logits_processors": [], "chat_template": None,
+    "add_generation_prompt": True, "continue_final_message": False, "truncate_prompt_tokens": None,
 }  # fmt: skip
-"""Settings of OpenAI's API, vLLM and Ollama that change what is sampled -> the value that, like null, changes nothing."""
+"""Settings of OpenAI's API, vLLM, SGLang and Ollama that change what is sampled -> the value that, like null, changes nothing."""
 NAME = re.compile(r"[\w./:-]+")
 """Valid names of functions whose calls are constrained by a grammar."""
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -116,7 +116,8 @@ class Scheduler:
 
     @property
     def rows(self) -> Rows:
-        assert self._rows is not None, "the engine was used before it was started"
+        if self._rows is None:
+            raise _no_model()
         return self._rows
 
     def _run(self) -> None:
@@ -162,22 +163,22 @@ class Scheduler:
     def _admit(self) -> None:
         if self._calls:
             return
+        if self._rows is None:
+            for generation in list(self._waiting):
+                generation.error = _no_model()
+                self._finish(generation, "aborted")
         budget = PROMPT_TOKENS_PER_STEP - sum(len(g.prompt) - int(self.rows.lengths[g.row]) for g in self._prompting)
-        postponed = []
-        while self._waiting and budget > 0:
-            generation = self._waiting.popleft()
-            if not self.rows.fit(len(generation.prompt) + generation.max_tokens):
-                postponed.append(generation)
+        # Each stays in `_waiting` until it has a row, because `_fail_all` must find it if the memory for one isn't enough.
+        for generation in list(self._waiting):
+            if budget <= 0 or not self.rows.fit(len(generation.prompt) + generation.max_tokens):
                 break  # later ones wait too, or a long one would wait as long as short ones come
             if self.rows.place(generation, np.array(generation.prompt, np.int32)):
+                self._waiting.remove(generation)
+                self._prompting.append(generation)
                 generation.cached_tokens = int(self.rows.lengths[generation.row])
                 self.counts["prompt_tokens"] += generation.cached_tokens
                 self.counts["cached_tokens"] += generation.cached_tokens
                 budget -= len(generation.prompt) - generation.cached_tokens
-                self._prompting.append(generation)
-            else:
-                postponed.append(generation)
-        self._waiting.extendleft(reversed(postponed))
 
     def _step(self) -> None:
         batch, fed, answering = self._batch()
@@ -274,6 +275,12 @@ class Scheduler:
             error = UpstreamError(f"the engine stopped{cause}", status=503)
             _call_soon(future.get_loop(), _settle, future, None, error)
         self._notify()
+
+
+def _no_model() -> UpstreamError:
+    return UpstreamError(
+        "the embedded engine has no model, because loading weights failed; load them again", status=503
+    )
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:

@@ -67,7 +67,7 @@ PRELUDE = """\
 {%- set messages = shown.exchange + messages -%}
 {%- elif messages[0]['role'] == 'system' -%}
 {%- set content = messages[0]['content'] or '' -%}
-{%- if content is not string -%}{%- set content = content | map(attribute='text') | join('\\n') -%}{%- endif -%}
+{%- if content is not string -%}{%- set content = content | map(attribute='text') | select | join('\\n') -%}{%- endif -%}
 {%- set content = content + '\\n\\n' + shown.tools -%}
 {%- set messages = [dict(messages[0], content=content)] + shown.exchange + messages[1:] -%}
 {%- else -%}
@@ -77,7 +77,7 @@ PRELUDE = """\
 {%- for message in messages -%}
 {%- set art.content = message['content'] or '' -%}
 {%- if art.content is not string -%}
-{%- set art.content = art.content | map(attribute='text') | join('\\n') -%}
+{%- set art.content = art.content | map(attribute='text') | select | join('\\n') -%}
 {%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
 {%- set name, arguments = call['function']['name'] | tojson, call['function']['arguments'] or {} -%}

@@ -288,12 +288,17 @@ SHAPING = [
     {"frequency_penalty": 0.5}, {"presence_penalty": -1}, {"repetition_penalty": 1.1}, {"logit_bias": {"5": 100}}, {"min_p": 0.1},
     {"typical_p": 0.9}, {"tfs_z": 0.5}, {"mirostat": 2}, {"min_tokens": 5}, {"ignore_eos": True}, {"stop_token_ids": [7]},
     {"bad_words": ["no"]}, {"allowed_token_ids": [7]}, {"use_beam_search": True}, {"structured_outputs": {"regex": "a"}},
+    {"guided_json": {}}, {"guided_regex": "a"}, {"guided_choice": ["a"]}, {"guided_grammar": "root ::= 'a'"}, {"regex": "a"},
+    {"ebnf": "root ::= 'a'"}, {"logits_processors": ["a"]}, {"chat_template": "{{ messages }}"}, {"add_generation_prompt": False},
+    {"continue_final_message": True}, {"truncate_prompt_tokens": 5},
 ]  # fmt: skip
 """Settings that change what is sampled, and that only other engines have."""
 NEUTRAL = {
     "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_p": 0.0, "typical_p": 1,
     "tfs_z": 1, "mirostat": 0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "bad_words": [],
-    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None,
+    "allowed_token_ids": None, "use_beam_search": False, "structured_outputs": None, "guided_json": None, "guided_regex": None,
+    "guided_choice": None, "guided_grammar": None, "regex": None, "ebnf": None, "logits_processors": [], "chat_template": None,
+    "add_generation_prompt": True, "continue_final_message": False, "truncate_prompt_tokens": None,
 }  # fmt: skip
 
 
@@ -473,6 +478,36 @@ async def test_the_old_model_is_gone_before_the_new_one_gets_its_place_and_the_b
     assert left == [None]
     assert engine._scheduler.rows.budget == 2**30
     assert (await engine.chat(ask(ROME, max_tokens=3)))["policy_version"] == 1
+
+
+def out_of_memory(*_):
+    raise MemoryError("no memory left")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_requests_fail_if_the_cache_cannot_grow_for_them(open_engine, monkeypatch):
+    engine = await open_engine()
+    await engine.chat(ask("hi", max_tokens=1))
+    monkeypatch.setattr(engine._scheduler.rows.kv, "resize", out_of_memory)
+    with pytest.raises(UpstreamError, match="no memory left") as caught:
+        await asyncio.wait_for(engine.chat(ask(ROME, max_tokens=400, n=2)), 30)
+    assert caught.value.status == 503
+
+
+@pytest.mark.parametrize("step", ["place", "make_key_values"])
+async def test_after_a_load_that_ran_out_of_memory_requests_fail_until_the_next_load(
+    step, open_engine, save_model, monkeypatch
+):
+    engine, new = await open_engine(), Weights(version=1, path=Path(save_model()))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(f"art_embedded.engine.{step}", out_of_memory)
+        await engine.load(new)
+    for request in (engine.chat(ask("hi", max_tokens=1)), engine.score([1, 2])):
+        with pytest.raises(UpstreamError, match="has no model") as caught:
+            await asyncio.wait_for(request, 30)
+        assert caught.value.status == 503
+    await engine.load(new)
+    assert (await engine.chat(ask("hi", max_tokens=1)))["policy_version"] == 1
 
 
 async def test_a_load_waits_for_the_requests_in_flight(open_engine, save_model):

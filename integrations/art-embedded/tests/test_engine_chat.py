@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from art_core.errors import UpstreamError
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer
+from art_embedded.engine import EmbeddedEngine
+from art_embedded.sampling import Sampled
+from art_embedded.scheduler import Generation
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 ARGUMENTS = '{"city":  "Rome", "when": "é"}'
+END = 2
+"""The token ``<|im_end|>``."""
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
 
 
@@ -112,7 +117,7 @@ async def test_prompt_ids_are_the_template_s(open_engine, tokenizer):
     engine = await open_engine()
     messages = [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]},
+        {"role": "user", "content": [{"type": "text", "text": text} for text in ("", "hi", "there")]},
     ]
     answer = await engine.chat({"messages": messages, "tools": [TOOL], "max_tokens": 1})
     plain = [messages[0], {"role": "user", "content": "hi\nthere"}]  # as vLLM joins them
@@ -276,6 +281,31 @@ async def test_a_sampled_tool_call_is_answered_as_one_whole_and_streamed(open_en
     assert calls_of(message([part["delta"] for part in parts])) == [("get_weather", ARGUMENTS)]
     assert parts[-1]["finish_reason"] == "tool_calls"
     assert [token for part in parts for token in part["token_ids"]] == script
+
+
+class EndsWhileItIsRead(Generation):
+    """Ends, with a token that has no text, as soon as it was found running."""
+
+    @property
+    def finish_reason(self):
+        ended = bool(self.sampled)
+        if not ended:
+            self.sampled.append(Sampled(END, -0.5))
+            self.changed.set()
+        return "stop" if ended else None
+
+
+async def test_a_stream_has_the_tokens_with_which_an_answer_ends_while_it_is_read(open_engine, monkeypatch):
+    def submit(self, generations, version):
+        for generation in generations:
+            generation.__class__ = EndsWhileItIsRead
+            generation.changed.set()
+
+    monkeypatch.setattr(EmbeddedEngine, "_submit", submit)
+    engine = await open_engine()
+    parts = [chunk["choices"][0] async for chunk in engine.stream(ask("hi"))]
+    assert [token for part in parts for token in part["token_ids"]] == [END]
+    assert parts[-1]["finish_reason"] == "stop"
 
 
 def test_an_answer_sampled_anew_in_other_tokens_is_continued_in_these(tokenizer):

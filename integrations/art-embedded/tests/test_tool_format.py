@@ -61,7 +61,7 @@ async def test_tools_are_added_to_the_system_message_or_become_one(open_engine, 
     assert await prompt(engine, [QUESTION], tools=None) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_text_parts_are_lines_and_one_part_is_like_a_string():
+def test_text_parts_are_lines_except_empty_ones_and_one_part_is_like_a_string():
     def parts(*texts):
         return [{"type": "text", "text": text} for text in texts]
 
@@ -69,7 +69,8 @@ def test_text_parts_are_lines_and_one_part_is_like_a_string():
     plain, one = [rendered(CHATML, [{"role": "system", "content": a}, {"role": "user", "content": b}]) for a, b in said]
     assert "system\nBe kind.\n\nYou can call" in plain and one == plain
     text = rendered(
-        CHATML, [{"role": "system", "content": parts("A", "B")}, {"role": "user", "content": parts("C", "D")}]
+        CHATML,
+        [{"role": "system", "content": parts("A", "", "B")}, {"role": "user", "content": parts("", "C", "D", "")}],
     )
     assert "system\nA\nB\n\nYou can call" in text and "user\nC\nD<|im_end|>" in text
 

@@ -190,7 +190,10 @@ class _Recording:
         )  # fmt: skip
 
     def _request(self) -> JsonDict:
-        """Return the request as chat messages or, if its dialect can't be translated, as it is."""
+        """Return the request as chat messages or, if its dialect can't be translated, as it is.
+
+        Messages that aren't chat messages are in ``unread_messages``, because readers of calls rely on the form of ``messages``.
+        """
         body: Any = {}
         with suppress(ValueError):
             body = orjson.loads(self._call.body)
@@ -198,10 +201,17 @@ class _Recording:
             return {}
         if self._call.model is not None:
             body = {"model": self._call.model, **body}
-        try:
-            return self._exchange.dialect.to_chat(body)
-        except UpstreamError:
-            return body
+        with suppress(UpstreamError):
+            body = self._exchange.dialect.to_chat(body)
+        if "messages" in body and not _are_messages(body["messages"]):
+            body["unread_messages"] = body.pop("messages")
+        return body
+
+
+def _are_messages(messages: object) -> bool:
+    return isinstance(messages, list) and all(
+        isinstance(message, dict) and isinstance(message.get("tool_calls"), list | None) for message in messages
+    )
 
 
 def _headers(exchange: Exchange, key: Mapping[str, str]) -> CIMultiDict[str]:

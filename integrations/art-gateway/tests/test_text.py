@@ -156,7 +156,12 @@ async def test_messages_of_an_unexpected_form_pass_to_the_provider_and_are_recor
             status, answer = await post(desk, f"{path}/chat/completions", {"model": "m", "messages": messages})
             assert status == 200 and "fine" in answer, answer
         calls = [call for rollout in desk.store.rollouts() for call in desk.store.calls(rollout.rollout_id)]
-    assert [(call.request["messages"], call.response["content"]) for call in calls] == [(messages, "fine")] * 2
+    recorded = [call.request.get("unread_messages", call.request.get("messages")) for call in calls]
+    assert [(request, call.response["content"]) for request, call in zip(recorded, calls, strict=True)] == [
+        (messages, "fine")
+    ] * 2
+    for message in [message for call in calls for message in call.messages()]:
+        assert isinstance(message.get("tool_calls") or [], list), "as those who read calls rely on"
 
 
 async def test_a_model_in_the_path_is_recorded(recording):

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import httpx
 import tenacity
 
 from art_core.errors import ConfigError
@@ -32,6 +33,8 @@ PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?:: | - ))+")
 """Repeated exception names at the start of LiteLLM's errors."""
 NOISE = re.compile(" ssl:<[^>]*>")
 """Object representations in LiteLLM's errors."""
+CONNECT_SECONDS = 10.0
+"""Most seconds to connect. LiteLLM observes it for OpenAI's API, Azure and Bedrock only."""
 LONGEST_ERROR = 500
 """Most characters of an error that are shown."""
 LONGEST_PAUSE = 60.0
@@ -54,6 +57,8 @@ class LiteLLMJudge:
         self.name, self._schema = model, schema
         self.identity: str | None = None
         self._timeout, self._retries, self._params = timeout, retries, params
+        # A connection that can't be made costs nothing, so it fails before `timeout` and is tried again.
+        self._http_timeout = httpx.Timeout(timeout, connect=min(timeout / 2, CONNECT_SECONDS))
         self._litellm: ModuleType | None = None
         self._format: JsonDict = {}
         self._server: OpenAIServer | None = None
@@ -78,11 +83,6 @@ class LiteLLMJudge:
             reason = self._message(error)
             raise ConfigError(f"the judge {self.name!r} cannot be used: {reason}; check its name") from error
         missing = litellm.validate_environment(self.name, api_key=key, api_base=base)["missing_keys"]
-        if key is None and any(name.endswith("_API_KEY") for name in missing):
-            raise ConfigError(
-                f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or pass api_key= (any string "
-                "for a server that needs no key)"
-            )
         self._fetches_images = provider_info[1] == "openai"
         if self._fetches_images:
             base = litellm.OpenAIGPTConfig.get_api_base(base)
@@ -97,7 +97,14 @@ class LiteLLMJudge:
         if self._schema and litellm.supports_response_schema(model=self.name):
             named = {"name": "scores", "strict": True, "schema": self._schema}
             self._format = {"type": "json_schema", "json_schema": named}
-        self._server = openai_server(litellm, provider_info, self._params, self._timeout)
+        self._server = openai_server(litellm, provider_info, self._params, self._http_timeout)
+        if key is None and any(
+            name.endswith("_API_KEY") for name in missing
+        ):  # last: stored opinions need only the identity
+            raise ConfigError(
+                f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or pass api_key= (any string "
+                "for a server that needs no key)"
+            )
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
         import openai  # all of LiteLLM's errors derive from openai's
@@ -149,7 +156,7 @@ class LiteLLMJudge:
             async with deadline:
                 return await self._attempt(messages)
         except (TimeoutError, self._litellm.Timeout) as error:
-            if not deadline.expired():  # the server's 408
+            if not deadline.expired():  # the server's 408, or no connection
                 raise
             cost = price_of(self._litellm, self.name, estimate_of(messages), 0)
             raise TimedOut(repr(self.name), self._timeout, cost) from error
@@ -158,7 +165,7 @@ class LiteLLMJudge:
         if self._server is not None and not self._server.has_listeners():
             return await self._server.complete(messages, self._format)
         sent = messages if self._fetches_images else _without_image_urls(messages)
-        request = {"model": self.name, "messages": sent, "timeout": self._timeout}
+        request = {"model": self.name, "messages": sent, "timeout": self._http_timeout}
         request |= {"max_retries": 0}  # retries are ours
         request |= {"response_format": self._format} if self._format else {}
         return _answer(await self._litellm.acompletion(**request | dict(self._params)), self._params.get("api_key"))

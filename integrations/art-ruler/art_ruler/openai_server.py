@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import httpx
+
 from art_core.plugin_api import without_keys
 from art_core.types import JsonDict
 from art_ruler.judge import Answer, JudgeError
@@ -27,7 +29,9 @@ LISTENERS = ("callbacks", "input_callback", "success_callback", "failure_callbac
 class OpenAIServer:
     """A model on a server with OpenAI's API."""
 
-    def __init__(self, litellm: ModuleType, model: str, base: str, key: str, params: JsonDict, timeout: float) -> None:
+    def __init__(
+        self, litellm: ModuleType, model: str, base: str, key: str, params: JsonDict, timeout: httpx.Timeout
+    ) -> None:
         self._litellm, self._model, self._timeout = litellm, model, timeout
         self._url = f"{base.rstrip('/')}/chat/completions"
         self._key = key
@@ -98,7 +102,7 @@ def openai_server(
     litellm: ModuleType,
     provider_info: tuple[str, str, str | None, str | None],
     params: Mapping[str, Any],
-    timeout: float,
+    timeout: httpx.Timeout,
 ) -> OpenAIServer | None:
     """Return the server for a model that needs none of LiteLLM's translation; None for any other.
 

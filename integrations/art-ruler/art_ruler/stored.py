@@ -8,6 +8,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from art_core.errors import ConfigError
@@ -67,7 +68,8 @@ async def second_opinions(
     judge's budget is spent, the remaining groups are counted as unscored.
     """
     opinions = Opinions()
-    await asyncio.to_thread(ruler.prepare)
+    with suppress(ConfigError):  # such as a missing key: raised again by the first question, if there is one to ask
+        await asyncio.to_thread(ruler.prepare)
 
     async def judge(rollout_ids: Sequence[str]) -> None:
         await _opinion(store, rollout_ids, ruler, again, opinions)

@@ -257,6 +257,22 @@ def test_one_model_at_two_addresses_is_two_judges(run, monkeypatch):
     assert (fair.asked, unfair.asked) == (3, 3)
 
 
+def test_what_is_judged_already_is_read_without_the_key(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    (tmp_path / "mine.jsonl").write_text('{"better": "g1-r0", "worse": "g1-r1"}\n')
+    provider = Provider()
+    with provider.serving() as url:
+        options = ["--judge", "openai/judge", "--json", "--api-base", f"{url}/v1"]
+        art("judge", run, *options)
+        monkeypatch.delenv("OPENAI_API_KEY")
+        assert json.loads(art("judge", run, *options).stdout)["already"] == 3
+        found = json.loads(art("judge", "calibrate", run, tmp_path / "mine.jsonl", *options).stdout)
+        assert found["judges"][0]["accuracy"] == 1.0
+        again = art("judge", run, *options, "--again")
+        assert isinstance(again.exception, ConfigError) and "it needs OPENAI_API_KEY" in str(again.exception)
+    assert provider.asked == 3
+
+
 def test_a_judge_that_is_asked_again_is_asked_and_paid_for(run, monkeypatch, tmp_path):
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     (tmp_path / "mine.jsonl").write_text('{"better": "g1-r0", "worse": "g1-r1"}\n')

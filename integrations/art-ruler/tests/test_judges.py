@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from typing import ClassVar
 
 import pytest
@@ -211,6 +214,25 @@ async def test_an_answer_that_is_too_late_is_charged_to_the_budget(provider, way
     assert account["judge/cost"] == pytest.approx(account["judge/input_tokens"] * per_token)
     await asyncio.to_thread(ruler.begin, tmp_path)
     assert ruler.account() == account, "also after a restart"
+
+
+@pytest.mark.system
+async def test_a_judge_that_cannot_be_reached_is_tried_again_and_not_paid(way, tmp_path):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        for _ in range(4):  # more than its queue takes, so that the system drops further connections
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        port = full.getsockname()[1]
+        model, address = "openai/gpt-4.1-mini", f"http://127.0.0.1:{port}/v1"
+        ruler = Ruler(model, api_base=address, api_key="k", budget=0.0001, timeout=2, retries=1)
+        await asyncio.to_thread(ruler.begin, tmp_path)
+        began = time.monotonic()
+        group = group_of("worth 0.2", "worth 0.9")
+        assert await ruler.score(group) == [None, None]
+        assert time.monotonic() - began > 2, "two attempts of a second each"
+    assert "Timeout" in group.trajectories[0].notes["unscored"]
+    assert ruler.exhausted() is None and ruler.account()["judge/cost"] == 0
 
 
 @pytest.mark.system

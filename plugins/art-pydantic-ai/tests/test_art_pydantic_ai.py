@@ -261,12 +261,34 @@ async def test_models_of_every_provider_stream(tmp_path, model):
     assert trajectory.calls[0].request["stream"] is True
 
 
-async def test_the_agents_own_search_takes_the_place_of_its_providers(tmp_path):
+def responses_model():
+    return OpenAIResponsesModel("m", provider=OpenAIProvider(base_url="http://127.0.0.1:9/v1", api_key="k"))
+
+
+def searching_model():
+    return OpenAIChatModel("gpt-4o-search-preview", provider=OpenAIProvider(api_key="k"))
+
+
+SEARCHING = {"anthropic": anthropic_model, "responses": responses_model, "search": searching_model}
+"""Models whose providers search the web."""
+
+
+@pytest.mark.parametrize("model", SEARCHING)
+async def test_an_optional_tool_of_the_provider_is_left_out(tmp_path, model):
+    agent = Agent(SEARCHING[model](), capabilities=[NativeTool(WebSearchTool(optional=True))])
+    trajectory = await collected(tmp_path, agent)
+    assert (trajectory.error, trajectory.output) == (None, "answer to task-001")
+    request = trajectory.calls[0].request
+    assert not request.get("tools") and "web_search_options" not in request
+
+
+@pytest.mark.parametrize("model", SEARCHING)
+async def test_the_agents_own_search_takes_the_place_of_its_providers(tmp_path, model):
     def search(query: str) -> str:
         """Search."""
         return f"found {query}"
 
-    trajectory = await collected(tmp_path, Agent(anthropic_model(), capabilities=[WebSearch(local=search)]))
+    trajectory = await collected(tmp_path, Agent(SEARCHING[model](), capabilities=[WebSearch(local=search)]))
     assert (trajectory.error, trajectory.output) == (None, "answer to task-001")
     assert trajectory.calls[1].request["messages"][-1]["content"] == "found task-001"
 
@@ -366,12 +388,13 @@ async def test_a_batch_is_refused_inside_a_rollout(stub):
         await anthropic_model().batch_create([])
 
 
+@pytest.mark.parametrize("model", SEARCHING)
 @pytest.mark.parametrize("tool", [WebSearchTool(), CodeExecutionTool()])
-async def test_a_tool_that_the_provider_runs_is_refused_by_name(stub, tool):
-    agent = Agent(anthropic_model(), capabilities=[NativeTool(tool)])
-    named = (
-        rf"AnthropicModel was called inside a rollout with {type(tool).__name__}.*passthrough=\['claude-sonnet-4-5'\]"
-    )
+async def test_a_tool_that_the_provider_runs_is_refused_by_name(stub, tool, model):
+    model = SEARCHING[model]()
+    agent = Agent(model, capabilities=[NativeTool(tool)])
+    called = f"{type(model).__name__} was called inside a rollout with {type(tool).__name__}"
+    named = rf"{called}.*passthrough=\['{model.model_name}'\]"
     with stub.rollout(), pytest.raises(CaptureError, match=named):
         await agent.run("hello")
     with stub.rollout(), pytest.raises(CaptureError, match=named):

@@ -252,7 +252,7 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):
-        return "\n".join(str(part["text"]) for part in value)
+        return "\n".join(str(part["text"]) for part in value if part["text"])
     return json.dumps(value)
 
 
