@@ -76,7 +76,7 @@ async def cost(folder: Path, live: str, mine: str, rounds: int, calls: int) -> N
     with contextlib.ExitStack() as stack:
         sides = [
             side(stack, name, folder / name.replace(" ", "-"), live, mine if share else None, share)
-            for name, share in (("no candidate", ""), ("a candidate with 0 %", "0%"), ("a candidate with 50 %", "50%"))
+            for name, share in (("no candidate", ""), ("a candidate with 0%", "0%"), ("a candidate with 50%", "50%"))
         ]
         load = Load()
         for stream in (False, True):
@@ -93,7 +93,7 @@ async def cost(folder: Path, live: str, mine: str, rounds: int, calls: int) -> N
             print(table(["side", "CPU ms/call", "calls/s", "failed"], rows))
         measured = await load.run(sides[-1], 1000, OPEN_STREAMS, stream=True)
         speed = f"{measured.calls_per_second:.0f} calls/s"
-        print(f"\n{OPEN_STREAMS} streams at a time, a candidate with 50 %: {measured.failed} of 1000 failed, {speed}")
+        print(f"\n{OPEN_STREAMS} streams at a time, a candidate with 50%: {measured.failed} of 1000 failed, {speed}")
 
 
 async def held(folder: Path) -> None:

@@ -23,12 +23,12 @@ MOST = 3000
 LOOK_EVERY = 10
 """Conversations between two looks; the gateway looks after each, and each look takes longer than a score."""
 CASES: dict[str, tuple[float, Callable[[int], float]]] = {
-    "as good, at a share of 10 %": (0.1, lambda _: 0.8),
-    "as good, at a share of 50 %": (0.5, lambda _: 0.8),
-    "worse by 20 points, at 10 %": (0.1, lambda _: 0.6),
-    "worse by 20 points, at 50 %": (0.5, lambda _: 0.6),
-    "worse by 40 points, at 10 %": (0.1, lambda _: 0.4),
-    "worse by 40 points after its 500th conversation, at 10 %": (0.1, lambda own: 0.8 if own < 500 else 0.4),
+    "as good, at a share of 10%": (0.1, lambda _: 0.8),
+    "as good, at a share of 50%": (0.5, lambda _: 0.8),
+    "worse by 20 points, at 10%": (0.1, lambda _: 0.6),
+    "worse by 20 points, at 50%": (0.5, lambda _: 0.6),
+    "worse by 40 points, at 10%": (0.1, lambda _: 0.4),
+    "worse by 40 points after its 500th conversation, at 10%": (0.1, lambda own: 0.8 if own < 500 else 0.4),
 }
 """Name -> the candidate's share, and the chance that it solves its n-th conversation."""
 

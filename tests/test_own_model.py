@@ -93,8 +93,8 @@ def test_the_page_ends_with_a_model_that_costs_less_and_is_not_shown_to_be_worse
     assert re.search(r"^HOLDS  mine: cost <= 0.5 \* live", printed, flags=re.MULTILINE), printed
     # The canary: raised by itself, then a worse one rolled back, and nothing of their answers is lost, although it was killed.
     assert "the gateway was killed" in printed, printed
-    assert "mine answers 80 % of the conversations" in printed and "because its scores are" in printed, printed
-    assert "worse answers 0 % of the conversations" in printed and "because its scores are lower" in printed, printed
+    assert "mine answers 80% of the conversations" in printed and "because its scores are" in printed, printed
+    assert "worse answers 0% of the conversations" in printed and "because its scores are lower" in printed, printed
     splits = {split: len(art.load_trajectories(tmp_path / "runs" / "production", split=split)) for split in SPLITS}
     assert sum(splits.values()) == 300 + 2000 + 100 + 400 and min(splits.values()) > 10, splits
     # Two rounds on what was new, of which the second is offered to users without a restart.
@@ -103,6 +103,6 @@ def test_the_page_ends_with_a_model_that_costs_less_and_is_not_shown_to_be_worse
     assert (
         rounds[1]["start"].endswith("runs/rounds/round-001") and rounds[1]["held_out"] > rounds[0]["held_out"] > 42
     ), rounds
-    assert re.search(r"round-002/checkpoints/step-000010: 10 %, because it is new$", printed, flags=re.MULTILINE), (
+    assert re.search(r"round-002/checkpoints/step-000010: 10%, because it is new$", printed, flags=re.MULTILINE), (
         printed
     )

@@ -111,12 +111,10 @@ async def test_the_example_in_the_docs_trains_on_the_rollouts_of_another_folder(
         await run.collect(ScriptedAgent(max_tokens=6), ["held out"], group_size=1, split="eval")
     assert len(art.load_trajectories("runs/earlier")) == 4
     assert len(art.load_trajectories("runs/earlier", split=None)) == 5
-    [code] = re.findall(
-        r"test_sft.py runs this -->\n```python\n(.*?)```", (DOCS / "settings.md").read_text(), re.DOTALL
-    )
+    [code] = re.findall(r"test_sft.py runs this -->\n```python\n(.*?)```", (DOCS / "losses.md").read_text(), re.DOTALL)
     body = "".join(f"    {line}\n" for line in code.splitlines())
     names = {"art": art}
-    exec(compile(f"async def example():\n{body}", "settings.md", "exec"), names)
+    exec(compile(f"async def example():\n{body}", "losses.md", "exec"), names)
     await names["example"]()
     assert "4 steps, -logprob" in capsys.readouterr().out
     async with art.open_run("runs/warm", model="tiny") as run:

@@ -105,7 +105,7 @@ class HttpUpstream:
         """Raise ConfigError: a plain address can't change its weights."""
         raise ConfigError(
             f"{self.base_url} serves fixed weights, so it cannot load version {weights.version}; train with "
-            "engine='embedded' or an engine that a plugin registers, or measure what it serves with evaluate"
+            "engine='embedded' or an engine that a plugin registers, or call evaluate, which doesn't train"
         )
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""2048 as an environment of the classic surface: one action and one reward per move."""
+"""2048 as an environment of the classic API: one action and one reward per move."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ ToOutput = Annotated[
 ]
 ENDED_EARLY, MAY_PASS = 3, 75
 """Exit codes if training ends before its last step; 75 is EX_TEMPFAIL in sysexits.h."""
-Model = Annotated[
-    str, typer.Option(help="tiny, a model folder or a Hugging Face name; `art eval` also accepts a run folder.")
-]
+Model = Annotated[str, typer.Option(help="tiny, a model folder or a Hugging Face name.")]
 
 
 @app.command(epilog="Example: `art demo --steps 25 --seed 1`")
@@ -229,7 +227,7 @@ def evaluate(
     agent: Annotated[str, AGENT],
     tasks: Annotated[str, TASKS],
     reward: Reward = "ruler",
-    model: Model = "tiny",
+    model: Annotated[str, typer.Option(help="tiny, a model folder, a run folder or a Hugging Face name.")] = "tiny",
     live: Annotated[
         bool,
         typer.Option(
@@ -310,7 +308,9 @@ def doctor(
             help="Run this agent once with made-up answers that call no tool, and show where its model calls go."
         ),
     ] = None,
-    task: Annotated[str, typer.Option(help="Its task; a text that is JSON is read as such.")] = "Say hello.",
+    task: Annotated[
+        str, typer.Option(help="The task for --agent: parsed as JSON if possible, else text.")
+    ] = "Say hello.",
     tools: Annotated[
         bool,
         typer.Option(

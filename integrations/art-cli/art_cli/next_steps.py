@@ -53,7 +53,7 @@ def next_steps(
     if not verdicts:
         agent, tasks = _named(given, "agent", "AGENT"), _named(given, "eval_tasks", "HELD_OUT")
         measure = f"art eval {agent} {tasks} --reward {_named(given, 'reward', 'REWARD')} --model {folder}"
-        advice.append(Advice("Measure it on tasks that it wasn't trained on.", measure))
+        advice.append(Advice("Evaluate it on tasks that it wasn't trained on.", measure))
         return advice
     sides = folder if after == "after" else f"{folder}@before {shlex.quote(f'{run_dir}@{after}')}"
     if worse:
@@ -67,7 +67,7 @@ def next_steps(
             )
     elif not ended and not suspicious:
         longer = f"{resume} --steps {2 * steps}" if resume and steps else None
-        advice.append(Advice("Train longer, or measure more held-out tasks: the interval includes 0.", longer))
+        advice.append(Advice("Train longer, or evaluate on more held-out tasks: the interval includes 0.", longer))
     return advice
 
 

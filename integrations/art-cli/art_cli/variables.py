@@ -61,7 +61,7 @@ CHECKED = (
     Variable("LANGFUSE_HOST", "address of the Langfuse server", "art-langfuse"),
     Variable("TINKER_API_KEY", "key of the server of engine='tinker' and learner='tinker'", "art-tinker"),
     Variable("ART_SERVER_PORT", "port of art serve without --port", "art-server", least=0, most=65535),
-    Variable("ART_CLIENT_WORKERS", "concurrent episodes of art worker without --workers", "art-server", least=1),
+    Variable("ART_CLIENT_WORKERS", "concurrent rollouts of art worker without --workers", "art-server", least=1),
     Variable("ART_JUDGE", "judge of reward='ruler' and art judge, as a LiteLLM model string", "art-ruler"),
 )
 

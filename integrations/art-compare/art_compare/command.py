@@ -58,7 +58,7 @@ def compare(
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option(help="Measure the sides that have no evaluation yet with this agent, --tasks and --reward."),
+        typer.Option(help="Evaluate the sides that have no evaluation yet with this agent, --tasks and --reward."),
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Their tasks, as for `art eval`.")] = None,
     reward: Annotated[str, typer.Option(help="Their reward, as for `art eval`.")] = "ruler",
@@ -71,7 +71,7 @@ def compare(
     too few tasks to show that it holds.
     """
     if bool(agent) != bool(tasks):
-        raise typer.BadParameter("pass --agent and --tasks together: what they measure is the agent on the tasks")
+        raise typer.BadParameter("pass --agent and --tasks together: the agent is evaluated on the tasks")
     try:
         chosen = float(temperature) if temperature not in (None, "own") else temperature
         prices = read_prices(price or [])

@@ -50,7 +50,7 @@ class Experiment:
         folders = {spec: spec for spec in specs}
         for spec, side in sorted(missing.items(), key=lambda item: item[1].model != LIVE):
             folder = new_run_dir(f"eval-{side.name}")
-            say(without_keys(f"measuring {spec}: {folder}"))
+            say(without_keys(f"evaluating {spec}: {folder}"))
             self._evaluate(side, tasks, reward, folder)
             folders[spec] = f"{side.name}={folder}"
         return [folders[spec] for spec in specs]
@@ -86,7 +86,7 @@ def find_missing(specs: Sequence[str], temperature: float | None) -> dict[str, M
         raise ConfigError("live is the agent as it is, at its own temperature; drop --temperature")
     addresses = {side.address for side in missing.values() if side.address}
     if len(addresses) > 1 and os.environ.get(KEY):
-        raise ConfigError(f"{KEY} would be sent to {len(addresses)} addresses; measure one of them at a time")
+        raise ConfigError(f"{KEY} would be sent to {len(addresses)} addresses; evaluate one of them at a time")
     return missing
 
 

@@ -90,13 +90,13 @@ def _source(spec: str) -> _Source:
     name, rest = named(spec)
     run_dir, wanted = _folder(rest)
     if not (run_dir / "run.sqlite").is_file():
-        raise ConfigError(f"{rest} is not a run folder; to measure it now, pass --agent, --tasks and --reward")
+        raise ConfigError(f"{rest} is not a run folder; to evaluate it now, pass --agent, --tasks and --reward")
     with Store(store_file(run_dir)) as store:
         rows, reward = store.meta("evaluations", []), store.meta("reward")
     names = list(dict.fromkeys(row["name"] for row in rows))
     if not names:
         measure = f"art eval --model {shlex.quote(str(run_dir))}"
-        raise ConfigError(f"{run_dir} has no evaluation; train with eval_tasks=, or measure it with `{measure}`")
+        raise ConfigError(f"{run_dir} has no evaluation; train with eval_tasks=, or evaluate it with `{measure}`")
     evaluation = wanted or next((each for each in NEWEST_FIRST if each in names), names[-1])
     if evaluation not in names:
         raise ConfigError(f"{run_dir} has no evaluation {evaluation!r}; it has {', '.join(map(repr, names))}")

@@ -100,4 +100,4 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_measured(servers,
 
 def test_without_an_agent_a_side_that_is_no_folder_is_refused_with_what_to_do(tmp_path):
     for side in ("live", "http://127.0.0.1:9/v1"):
-        assert f"{side} is not a run folder; to measure it now, pass --agent" in refusal(side, tmp_path)
+        assert f"{side} is not a run folder; to evaluate it now, pass --agent" in refusal(side, tmp_path)

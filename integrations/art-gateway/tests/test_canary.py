@@ -355,7 +355,7 @@ async def test_a_share_that_a_person_took_away_stays_away(canary, upstream, anot
             waiting.append(HttpUpstream(newer.url))
             await until(lambda: len(desk.gateway.routes.as_json()["history"]) == 3)
             newest = desk.gateway.routes.as_json()["history"][-1]
-            assert (newest["share"], newest["why"]) == (0.0, "it is new, and a person set 0 %")
+            assert (newest["share"], newest["why"]) == (0.0, "it is new, and a person set 0%")
 
 
 def test_a_link_has_a_successor_while_it_leads_elsewhere(tmp_path):

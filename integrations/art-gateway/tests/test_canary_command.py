@@ -65,7 +65,7 @@ async def test_a_killed_gateway_continues_with_the_share_that_it_had(provider, u
         assert await ask(client, address, "first") == "Please do task-001."
         changed = await asyncio.to_thread(art_command, "route", address, "--rollback", "--why", "it is rude")
         assert changed.exit_code == 0, changed.output
-        assert "mine answers 0 % of the conversations" in changed.output and "because it is rude" in changed.output
+        assert "mine answers 0% of the conversations" in changed.output and "because it is rude" in changed.output
         assert await ask(client, address, "second") == "answer to task-001"
         process.kill()
         await process.communicate()
@@ -94,7 +94,7 @@ async def test_the_comparison_is_shown_with_what_is_known(provider, upstream, st
         shown = (await asyncio.to_thread(art_command, "route", desk.url)).output
     assert re.search(r"mean score +│ 0.500 +│ 0.500", shown), shown
     assert "score of mine less that of live: +0.000, between" in shown and "failed calls of mine: 0.0%" in shown
-    assert "next: 75 %" in shown
+    assert "next: 75%" in shown
 
 
 @pytest.mark.system
@@ -106,10 +106,10 @@ async def test_the_comparison_is_followed_until_ctrl_c(provider, upstream, start
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", code, desk.url, "--follow", stdout=asyncio.subprocess.PIPE
         )
-        assert b"mine: 50 %, 0 scores (of live: 0), difference not known yet" in await process.stdout.readline()
+        assert b"mine: 50%, 0 scores (of live: 0), difference not known yet" in await process.stdout.readline()
         changed = await asyncio.to_thread(art_command, "route", desk.url, "--set", "20%")
         assert changed.exit_code == 0, changed.output
-        assert b"mine: 20 %, 0 scores" in await process.stdout.readline()
+        assert b"mine: 20%, 0 scores" in await process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert (await process.communicate())[0] == b"" and process.returncode == 0
 

@@ -30,7 +30,7 @@ NOT_SETTABLE = (
 def improve(
     agent: Annotated[str, AGENT],
     tasks: Annotated[str, TASKS],
-    held_out: Annotated[str, typer.Option(help="Tasks that measure what prompts, teacher and GRPO each add; form as TASKS.")],
+    held_out: Annotated[str, typer.Option(help="Tasks that show what prompts, teacher and GRPO each add; form as TASKS.")],
     reward: Reward = "ruler",
     model: Model = "tiny",
     rollouts: Annotated[int, typer.Option(min=1, help="The budget, without the rollouts of held-out tasks.")] = 2000,
@@ -53,7 +53,7 @@ def improve(
 ) -> None:  # fmt: skip
     """Improve an agent on one budget: better prompts, then a teacher, then GRPO.
 
-    The held-out tasks measure what each contributed. After a first measurement, it prints what everything will cost. Exit codes
+    The held-out tasks show what each contributed. After a first evaluation, it prints what everything will cost. Exit codes
     are those of `art train`.
     """
     from art_improve.improve import improve as start

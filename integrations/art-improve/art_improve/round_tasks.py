@@ -71,7 +71,7 @@ def find_tasks(
     held_out_new, again = _split(curated.held_out, [task for each in tried.values() for task in each])
     candidates = [*curated.train, *again]
     if not (measured or held_out_new):
-        raise ConfigError("no task is held out, so nothing can be measured; pass held_out tasks, or a share above 0")
+        raise ConfigError("no task is held out, so nothing can be evaluated; pass held_out tasks, or a share above 0")
     older = random.Random(seed).sample(trained, min(len(trained), len(candidates), at_once // 2))
     new = candidates[: at_once - len(older)]
     later = len(candidates) - len(new)

@@ -215,7 +215,7 @@ def _ended(round_: Round, result: TrainResult, gate: str | None, strict: bool) -
         return round_
     round_ = replace(round_, ended=time.time())
     if stopped or not (round_.before and round_.after):
-        why = stopped["reason"] if stopped else report["exhausted"] or "the held-out tasks were not measured"
+        why = stopped["reason"] if stopped else report["exhausted"] or "the held-out tasks were not evaluated"
         return replace(round_, state="stopped", why=why)
     sides = [
         f"{name}={result.run_dir}@{evaluation}" for name, evaluation in zip(SIDES, ("before", "after"), strict=True)

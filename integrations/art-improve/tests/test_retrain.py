@@ -230,7 +230,7 @@ async def test_what_production_rolled_back_does_not_count_any_more(traffic, tmp_
             "candidate": f"mine the embedded engine with {folder}/round-001/checkpoints/step-000001",
             "share": 0.0,
         }
-        store.set_meta("routes", [*store.meta("routes", []), {**change, "why": "it is new, and a person set 0 %"}])
+        store.set_meta("routes", [*store.meta("routes", []), {**change, "why": "it is new, and a person set 0%"}])
     assert await retrain(ScriptedAgent(), production, **call) is None
     assert rounds(folder) == ["accepted", "rolled back"]
     rolls_back(production, folder / "round-001", "rolled back by hand")

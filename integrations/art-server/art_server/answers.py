@@ -119,7 +119,7 @@ class Advice(BaseModel):
 class Decision(BaseModel):
     """What to make of a run."""
 
-    changes: list[Change] = Field(description="By temperature; empty if no task was measured twice.")
+    changes: list[Change] = Field(description="By temperature; empty if no task was evaluated twice.")
     signs: list[str] = Field(description="Signs of reward hacking.")
     failing: Failing | None = Field(description="Null if nothing was evaluated.")
     cost: Cost

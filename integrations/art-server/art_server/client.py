@@ -165,7 +165,7 @@ class TrainingClient:
             raise WorkerReplaced(
                 f"another worker has connected to {self.http_url} as {self.client_id!r}; start each worker with its own --id"
             )
-        log.info("disconnected (%s); %d episodes continue", socket.close_code, len(self._running))
+        log.info("disconnected (%s); %d rollouts continue", socket.close_code, len(self._running))
         return self.status == "leaving" and not (self._running or self._unacknowledged)
 
     async def leave(self) -> None:
@@ -174,7 +174,7 @@ class TrainingClient:
         await self._send_status()
         while self._running or self._unacknowledged:
             await asyncio.sleep(0.05)
-        log.info("all episodes have finished and are acknowledged, %d in total", self.finished)
+        log.info("all rollouts have finished and are acknowledged, %d in total", self.finished)
         if self.websocket is not None:
             await self._send_status("left")
             await self.websocket.close()

@@ -88,7 +88,7 @@ def worker(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Without --agent: a model that episodes of an Agent in an Environment may use; repeatable; default: tiny."
+            help="Without --agent: a model that rollouts of an Agent in an Environment may use; repeatable; default: tiny."
         ),
     ] = None,
     token: Token = None,

@@ -127,8 +127,8 @@ class ClassicEpisodes:
 
         if model not in self._models and "ART_MODEL" not in os.environ:
             raise ConfigError(
-                f"the episode requests the model {model!r:.100}, but this worker only loads {', '.join(self._models)}; start it "
-                "with --model NAME, or set ART_MODEL=NAME to use that model for every episode"
+                f"the rollout requests the model {model!r:.100}, but this worker only loads {', '.join(self._models)}; start it "
+                "with --model NAME, or set ART_MODEL=NAME to use that model for every rollout"
             )
         if model not in self._agents:
             self._agents[model] = Agent(model)

@@ -106,7 +106,7 @@ class TrainingServer:
         if client is None or client.socket not in (websocket, None):
             return
         client.mark_disconnected()
-        log.info("worker %s disconnected, holding %d episodes", client_id, len(client.held))
+        log.info("worker %s disconnected, holding %d rollouts", client_id, len(client.held))
         if not client.leases:
             self._lose(client, client.held, "disconnected")
         if client.state == "left":
@@ -235,7 +235,7 @@ class TrainingServer:
         if status.status == "left":
             self._lose(client, client.held, "has left")
         if status.status == "connected":
-            log.info("worker %s runs up to %d episodes concurrently", client.client_id, client.capacity)
+            log.info("worker %s runs up to %d rollouts concurrently", client.client_id, client.capacity)
             self._send_model(client)
         self.gate(client.pool).admit()
 
@@ -259,7 +259,7 @@ class TrainingServer:
         lost = [pending for pending in released if pending is not None and not pending.outcome.done()]
         message = f"worker {client.client_id} {reason}"
         if lost:
-            log.warning("%s: %d episodes go to other workers", message, len(lost))
+            log.warning("%s: %d rollouts go to other workers", message, len(lost))
         for pending in lost:
             client.lost += 1
             pending.attempts += 1

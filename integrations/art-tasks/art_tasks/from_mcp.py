@@ -23,8 +23,8 @@ def from_mcp(
     solver: Annotated[
         str,
         typer.Option(
-            help="Who answers the agent in its attempts: live (its own provider; for the stock agent the author, an openai/ "
-            "string only), or what --model of art eval takes."
+            help="Who answers the agent in its attempts: a model, named as for `art eval --model`, or live: the agent's own "
+            "provider. If --agent is left out, live is the author, which must be an openai/ string."
         ),
     ] = LIVE,
     agent: Annotated[

@@ -1,4 +1,4 @@
-"""The classic surface: an agent acts in an environment, and GRPO trains its model.
+"""The classic API: an agent acts in an environment, and GRPO trains its model.
 
 Subclass ``environment.Environment`` and ``agent.Agent``; ``trainer.GRPOTrainer`` trains.
 """

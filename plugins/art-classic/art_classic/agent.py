@@ -1,4 +1,4 @@
-"""The classic surface: an agent that calls the policy to choose actions.
+"""The classic API: an agent that calls the policy to choose actions.
 
 Inside a rollout, its calls go to the rollout's address and are recorded like any other agent's. Outside, an embedded engine in
 this process answers (``art_embedded.local_models``). The environment variable ``ART_MODEL`` overrides the model in the code.

@@ -1,4 +1,4 @@
-"""The classic surface: the environment that an agent acts in, with a reward for each action.
+"""The classic API: the environment that an agent acts in, with a reward for each action.
 
 Subclasses define ``reset`` and ``step``. ``Environment(env_config)`` itself is for configs from elsewhere, such as a server's
 message: it never imports anything that a config names, but only looks up what this process has registered.

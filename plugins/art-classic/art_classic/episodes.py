@@ -1,4 +1,4 @@
-"""The classic surface: an agent acts in an environment until the episode is over."""
+"""The classic API: an agent acts in an environment until the episode is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classic surface: GRPO for an agent in an environment, and the loss alone.
+"""The classic API: GRPO for an agent in an environment, and the loss alone.
 
 ``GRPOTrainer(agent=, environment=, ...)`` is ``open_run`` under the classic names; ``GRPOTrainer(model, reference_model)``
 computes only the loss.

@@ -92,7 +92,7 @@ def _line(found: dict[str, Any]) -> str:
     scores, difference = found["trial"]["scores"], found["trial"]["all"]["difference"]
     compared = f"{difference['mean']:+.3f}" if difference["count"] else "not known yet"
     scored = f"{plural(scores['candidate']['count'], 'score')} (of {found['live']}: {scores['live']['count']})"
-    return f"{found['candidate']}: {100 * found['share']:.4g} %, {scored}, difference {compared}"
+    return f"{found['candidate']}: {100 * found['share']:.4g}%, {scored}, difference {compared}"
 
 
 def _parts(found: dict[str, Any]) -> list[RenderableType]:
@@ -103,7 +103,7 @@ def _parts(found: dict[str, Any]) -> list[RenderableType]:
         parts.append(Text(printable(text)))
 
     candidate, live, trial = found["candidate"], found["live"], found["trial"]
-    say(f"{candidate} answers {100 * found['share']:.4g} % of the conversations, {live} the others")
+    say(f"{candidate} answers {100 * found['share']:.4g}% of the conversations, {live} the others")
     table = Table("since the last change", live, candidate)
     sides = [trial["scores"][side] for side in ("live", "candidate")]
     table.add_row("conversations with a score", *(str(side["count"]) for side in sides))
@@ -116,9 +116,9 @@ def _parts(found: dict[str, Any]) -> list[RenderableType]:
     say(_bounds(f"failed calls of {candidate}", trial["all"]["failures"], ".1%", "call"))
     for change in found["history"][-HISTORY_SHOWN:]:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
-        say(f"{at}  {change['candidate']}: {100 * change['share']:.4g} %, because {change['why']}")
+        say(f"{at}  {change['candidate']}: {100 * change['share']:.4g}%, because {change['why']}")
     if found["next"] is not None and found["share"]:
-        say(f"next: {100 * found['next']:.4g} %, once the scores show that it is good enough")
+        say(f"next: {100 * found['next']:.4g}%, once the scores show that it is good enough")
     return parts
 
 

@@ -75,9 +75,9 @@ class CanaryGateway(TextGateway):
 
     def notes(self) -> Sequence[str]:
         routes, wanted = self.routes, self.routes.candidate.share
-        said = f"{routes.candidate.name} answers {100 * routes.share:.4g} % of the conversations"
+        said = f"{routes.candidate.name} answers {100 * routes.share:.4g}% of the conversations"
         if routes.share != wanted:
-            said += f", as the run folder says (--route: {100 * wanted:.4g} %); change it with art route --set"
+            said += f", as the run folder says (--route: {100 * wanted:.4g}%); change it with art route --set"
         return (said,)
 
     def chores(self) -> Sequence[Coroutine[Any, Any, None]]:

@@ -114,7 +114,7 @@ class Routes:
         last, self.candidate = self._history[-1], replace(self.candidate, upstream=upstream)
         self._answerer = OrderedDict(pair for pair in self._answerer.items() if pair[0] in inside)
         if last.get("by_hand") and not last["share"]:
-            self.change(0.0, f"{NEW}, and a person set 0 %", by_hand=True)
+            self.change(0.0, f"{NEW}, and a person set 0%", by_hand=True)
         else:
             self.change(self.candidate.share, NEW)
 
