@@ -59,4 +59,5 @@ def test_the_compose_file_names_what_is_there():
     for service in told["services"].values():
         assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert set(service["secrets"]) <= set(told["secrets"])
+    assert told["services"]["worker"]["volumes"][0].startswith("${AGENT:?")  # no folder here has its app.py
     assert "art worker ws://server:8000" in " ".join(told["services"]["worker"]["entrypoint"])
