@@ -49,6 +49,11 @@ def test_without_a_gpu_it_computes_in_float32_and_compiles_nothing():
     assert (with_gpu["dtype"], with_gpu["enable-sleep-mode"], with_gpu["gpu-memory-utilization"]) == ("auto", True, 0.5)
 
 
+def test_without_max_context_the_context_is_what_fits_into_the_memory():
+    assert options(cuda=True)["max-model-len"] == "auto"
+    assert options(cuda=True, max_context=4096)["max-model-len"] == 4096
+
+
 def test_engine_args_override_and_add():
     given = {
         "--enforce_eager": False,
