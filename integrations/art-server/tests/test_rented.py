@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -127,18 +126,6 @@ async def test_the_run_of_an_earlier_machine_is_kept_beside_that_of_the_next(tmp
         await process.communicate()
     kept = sorted(file.read_text() for file in tmp_path.glob("runs/rented*/mine"))
     assert kept == ["machine 0", "machine 1"]
-
-
-async def test_a_command_that_ends_at_once_leaves_no_process_behind(tmp_path):
-    async with rented_machine(tmp_path) as machine:
-        command(machine.home / ".local" / "bin" / "uv", UV)
-        process = await start(tmp_path, 0, "-V")
-        await process.communicate()
-        async with asyncio.timeout(15):
-            with suppress(ProcessLookupError):
-                while True:
-                    os.killpg(process.pid, 0)
-                    await asyncio.sleep(0.1)
 
 
 async def test_a_server_that_does_not_start_is_shown_with_its_own_words(tmp_path):
