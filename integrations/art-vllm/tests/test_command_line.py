@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -166,6 +167,26 @@ def test_a_folder_that_is_no_environment_is_not_replaced_by_one(tmp_path, monkey
         doctor.install("vllm", said.append)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     assert not said
+
+
+def test_a_python_without_ensurepip_needs_uv(tmp_path, monkeypatch):
+    created = []
+
+    def create(root, *, clear, with_pip=False):
+        if with_pip:
+            raise subprocess.CalledProcessError(1, ["python", "-m", "ensurepip"])
+        created.append(root)
+
+    monkeypatch.setattr(environment.venv, "create", create)
+    monkeypatch.setattr(environment, "install_packages", lambda *arguments, **options: False)
+    monkeypatch.setenv("ART_VLLM_ENV", str(tmp_path / "vllm"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="apt install python3-venv"):
+        environment.install(lambda line: None)
+    (tmp_path / "uv").touch(mode=0o755)
+    with pytest.raises(ConfigError, match="failed for the reason above"):
+        environment.install(lambda line: None)
+    assert created == [tmp_path / "vllm"]
 
 
 def test_doctor_installs_for_an_engine_that_can_be_installed(monkeypatch):
