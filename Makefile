@@ -16,9 +16,9 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Settings of pip's that uv knows by another name; uv does not read pip's own.
 uv_settings = $(if $(PIP_FIND_LINKS),UV_FIND_LINKS="$(PIP_FIND_LINKS)") $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") \
   $(if $(PIP_EXTRA_INDEX_URL),UV_INDEX="$(PIP_EXTRA_INDEX_URL)") $(if $(PIP_CERT),SSL_CERT_FILE="$(PIP_CERT)")
-# $(call install,ARGUMENTS): by uv, or by pip if uv is missing or fails. pip 25.1 is the first that knows --group.
+# $(call install,ARGUMENTS): by uv, or by pip if uv is missing or fails. pip 25.1 is the first that knows --group; it has no hash.
 install = $(uv_settings) $(UV)/bin/uv pip install --quiet --python $(BIN)/python $(1) || \
-  { echo "uv could not do this; pip does it, in minutes"; $(PIP) "pip>=25.1" && $(PIP) $(1); }
+  { echo "uv could not do this; pip does it, in minutes"; $(if $(LOCKED),,$(PIP) "pip>=25.1" &&) $(PIP) $(1); }
 # Beside .venv, so that make test runs without what only make test-engines needs.
 ENGINES := .engines
 # vLLM in an environment of its own.

@@ -320,6 +320,8 @@ def describe(options: argparse.Namespace) -> str:
     """Return the description of the machine and the setup."""
     import torch
 
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch finds no NVIDIA GPU; pass --device cpu --tiny for the same code at a toy size")
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     versions = []
     for package in ("torch", "transformers", "peft", "unsloth"):
@@ -334,13 +336,21 @@ def describe(options: argparse.Namespace) -> str:
     )
 
 
+def sections(text: str) -> list[str]:
+    """Read ``--only``."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise argparse.ArgumentTypeError(f"no section {', '.join(unknown)}; choose from {', '.join(SECTIONS)}")
+    return names
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, help="also write the tables here, after every section")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--tiny", action="store_true", help="a toy model and a small tree")
-    add("--only", help=f"comma-separated sections, of {', '.join(SECTIONS)}")
+    add("--only", type=sections, default=list(SECTIONS), help=f"comma-separated sections, of {', '.join(SECTIONS)}")
     add("--sizes", default="0.6b,4b", help="models: the first for exactness, speed and Unsloth, the last for LoRA")
     add("--tokens", default="4096,8192,16384,32768", help="tokens per tree")
     add("--backends", default=",".join(BACKENDS))
@@ -361,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     report = describe(options)
     print(report, flush=True)
-    for name in options.only.split(",") if options.only else SECTIONS:
+    for name in options.only:
         section = run_section(name, options)
         print(section, flush=True)
         report += "\n" + section

@@ -214,6 +214,21 @@ def test_a_section_that_does_not_finish_stands_in_the_report(tmp_path, capsys):
     assert out.read_text().count("not finished within") == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--only", "speed,nosuch"], "no section nosuch; choose from exactness, speed"),
+        pytest.param(
+            [], "torch finds no NVIDIA GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU")
+        ),
+    ],
+)
+def test_what_the_gpu_check_cannot_measure_is_refused(arguments, says, capsys):
+    with pytest.raises(SystemExit) as refused:
+        gpu_check.main(arguments)
+    assert says in f"{refused.value}" + capsys.readouterr().err
+
+
 @pytest.mark.system
 def test_families_are_compared_with_their_calls(capsys):
     families.main(["qwen3", "mamba", "rembert", "no such family"])

@@ -1,8 +1,11 @@
 """requirements-locked.txt and constraints.txt say the same, and every file that may be installed has its hash."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^([\w.-]+)==([^\s;\\]+)([^\n]*)\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
@@ -47,3 +50,13 @@ def test_there_are_files_for_every_machine_and_python_that_is_supported():
     found = locked()
     # Wheels for 3.11 to 3.13, Linux and macOS, two processors: at least twelve, and an archive of the source.
     assert all(found[name][1] >= 12 for name in ("torch", "numpy", "aiohttp", "orjson"))
+
+
+@pytest.mark.system
+def test_with_the_lock_not_even_pip_is_installed_without_a_hash():
+    commands = ["make", "--always-make", "--dry-run", "setup"]
+    plain, with_lock = (
+        subprocess.run([*commands, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for more in ([], ["LOCKED=1"])
+    )
+    assert "pip>=25.1" in plain and "--require-hashes" in with_lock and "pip>=25.1" not in with_lock

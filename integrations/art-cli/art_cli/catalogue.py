@@ -16,7 +16,7 @@ FRAMEWORKS = {
     "claude_agent_sdk": "art-claude-agent",
     "crewai": "art-crewai",
     "dspy": "art-dspy",
-    "google.adk": "art-adk",
+    "google.adk": "art-google-adk",
     "haystack": "art-haystack",
     "llama_index": "art-llama-index",
     "smolagents": "art-smolagents",

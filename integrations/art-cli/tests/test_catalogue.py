@@ -42,7 +42,7 @@ def test_an_agent_of_a_framework_without_a_plugin_is_told_how_it_works_as_a_func
 def test_an_agent_of_a_framework_whose_plugin_is_missing_is_told_how_to_install_it():
     Alien = type("LlmAgent", (), {"__module__": "google.adk.agents"})
     with pytest.raises(
-        AgentError, match="pip install -e integrations/art-gateway -e plugins/art-http -e plugins/art-adk"
+        AgentError, match="pip install -e integrations/art-gateway -e plugins/art-http -e plugins/art-google-adk"
     ):
         adapt(Alien())
 

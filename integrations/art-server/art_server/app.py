@@ -17,7 +17,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse
 
 from art_core import Run, open_run
-from art_core.errors import ArtError
 from art_core.store.values import to_json
 from art_server import reading
 from art_server.bodies import StrictJson, explain_refusals
@@ -69,21 +68,21 @@ def make_app(
         async with AsyncExitStack() as stack:
             try:
                 run = await stack.enter_async_context(open_run(run_dir, executor=Workers(roster), **settings))
-            except ArtError as error:
+                run.store.set_meta("planned_steps", None)  # clients decide
+                proxy = Proxy(run.serving.address)
+
+                def publish() -> None:
+                    url = f"/api/runs/{run.run_dir.name}/checkpoints" if run.step else None
+                    roster.publish(ModelState(version=run.version, url=url))
+
+                jobs = Jobs(run, publish)
+                publish()
+                app.state.served = Served(roster, run, jobs, proxy)
+                for key in jobs.resume():
+                    log.info("resuming job %s", key)
+            except Exception as error:
                 app.state.failed = error  # raised by serve_forever
                 raise
-            run.store.set_meta("planned_steps", None)  # clients decide
-            proxy = Proxy(run.serving.address)
-
-            def publish() -> None:
-                url = f"/api/runs/{run.run_dir.name}/checkpoints" if run.step else None
-                roster.publish(ModelState(version=run.version, url=url))
-
-            jobs = Jobs(run, publish)
-            publish()
-            app.state.served = Served(roster, run, jobs, proxy)
-            for key in jobs.resume():
-                log.info("resuming job %s", key)
             try:
                 yield
             finally:

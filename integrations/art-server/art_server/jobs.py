@@ -51,6 +51,8 @@ class Job:
     task: asyncio.Task[None] | None = None
     """The task that does the job; None for a finished job from the store."""
     cancelled_by_client: bool = False
+    working: bool = True
+    """False once only its end has to be stored."""
 
 
 class Jobs:
@@ -119,12 +121,13 @@ class Jobs:
         return self.get(key)
 
     async def cancel(self, key: str) -> JobState | None:
-        """Cancel a running collection and return its state; None if there is no such collection."""
+        """Cancel a running collection, unless it is just ending, and return its state; None if there is no such collection."""
         job = self._jobs.get(key)
         if job is None or job.state.kind != "collect" or job.task is None:
             return None
-        job.cancelled_by_client = True
-        job.task.cancel()
+        if job.working:
+            job.cancelled_by_client = True
+            job.task.cancel()
         await job.ended.wait()
         return self.get(key)
 
@@ -187,6 +190,7 @@ class Jobs:
             unexpected = None if isinstance(error, ArtError) else error
             log.error("%s %s failed: %s", state.kind, state.key, describe_error(error), exc_info=unexpected)
             ended = state.model_copy(update={"state": "failed", "error": describe_error(error)})
+        job.working = False
         # The state is on disk before a client sees it, so that no restart repeats the job.
         self._run.store.set_meta(_name(state.key), {**record, "state": ended.model_dump(mode="json")})
         try:

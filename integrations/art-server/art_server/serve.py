@@ -104,7 +104,10 @@ class _Announcing(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         uvicorn_log = logging.getLogger("uvicorn.error")
         uvicorn_log.setLevel(logging.CRITICAL)  # if the run can't be opened, that is raised later as a single message
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # how uvicorn ends if the run can't be opened
+            self.should_exit = True
         uvicorn_log.setLevel(logging.WARNING)
         if not self.should_exit:
             s, host = "s" if self._plan.ssl_certfile else "", self._plan.host

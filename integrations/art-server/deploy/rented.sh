@@ -6,8 +6,9 @@
 #
 # It copies this checkout (as committed, with your changes of tracked files) to ~/art-rented on HOST, installs it there, starts
 # `art serve`, forwards a port of this machine to it, and runs COMMAND here, with the server's address in ART_URL. At the end,
-# also after Ctrl-C, it stops the server and copies the run to runs/. The same line again resumes the run. HOST needs Linux,
-# and curl if it has no uv; nothing on it listens to the network. One run at a time. --dry-run prints what would be done.
+# also after Ctrl-C, it stops the server and copies the run to runs/. The same line again resumes the run, as long as HOST
+# keeps ~/art-rented; else it starts another, and the old copy is kept as runs/RUN.DATE. HOST needs Linux, and curl if it has
+# no uv; nothing on it listens to the network. One run at a time. --dry-run prints what would be done.
 #
 # Environment: RUN, the run's name (rented); PORT, of the dashboard and ART_URL here (8000); SERVER_PORT, on HOST (8000).
 set -eu
@@ -49,7 +50,7 @@ connect() {
   else ssh -M -S "$folder/ssh" -f -tt $forward "$host" 'exec sleep 2147483647' > "$folder/terminal"; fi
 }
 connected() { ssh -S "$folder/ssh" -O check "$host" 2> /dev/null; }
-keep_connected() { while sleep 5; do connected || connect || true; done; }
+keep_connected() { while sleep 5 && [ -d "$folder" ]; do connected || connect || true; done; }
 disconnect() {
   [ "$dry" ] || ssh -S "$folder/ssh" -O exit "$host" 2> /dev/null || true
   rm -rf "$folder"
@@ -72,16 +73,21 @@ rm -f runs/$run.pid"
 bring_home() {
   say "copying the run to runs/$run"
   if [ "$dry" ]; then
-    say "ssh $host tar -C art-rented/runs -cf - $run $run.log | tar -C runs -xf -"
+    say "ssh $host tar -C art-rented/runs -cf - $run $run.id $run.log | tar -C runs -xf -"
     return
   fi
   mkdir -p runs
   incoming=$(mktemp -d runs/incoming-XXXXXX)
   # The log comes last, so that it is missing if anything is.
-  if there "tar -C art-rented/runs -cf - $run $run.log" | tar -C "$incoming" -xf - && [ -f "$incoming/$run.log" ]; then
-    rm -rf "runs/$run.before"
-    [ ! -e "runs/$run" ] || mv "runs/$run" "runs/$run.before"
-    mv "$incoming/$run" "$incoming/$run.log" runs/
+  if there "tar -C art-rented/runs -cf - $run $run.id $run.log" | tar -C "$incoming" -xf - && [ -f "$incoming/$run.log" ]; then
+    before=runs/$run.before
+    if cmp -s "runs/$run.id" "$incoming/$run.id"; then rm -rf "$before"
+    elif [ -e "runs/$run" ]; then
+      before=runs/$run.$(date +%Y%m%d-%H%M%S)
+      say "runs/$run is another run's: keeping it as $before"
+    fi
+    [ ! -e "runs/$run" ] || mv "runs/$run" "$before"
+    mv "$incoming/$run" "$incoming/$run.id" "$incoming/$run.log" runs/
   else say "the copy failed: the run is still in ~/art-rented/runs/$run on $host"; fi
   rm -rf "$incoming"
 }
@@ -98,7 +104,7 @@ finish() {
       trap 'say "the copy was interrupted: the run is still on $host"; disconnect; exit 130' INT TERM HUP
       [ "$phase" = starting ] || bring_home
     else say "$host can't be reached: its server may still be running"; fi
-    say "the same line again continues the run; $host keeps costing until you stop it at its provider"
+    say "the same line again continues the run while $host keeps its disk; it costs until you stop it at its provider"
   fi
   disconnect
   exit "$status"
@@ -134,6 +140,7 @@ uv pip install --quiet --python env/bin/python \"\$@\"
 say "starting the server"
 phase=starting
 there "$server
+[ -d runs/$run ] && [ -f runs/$run.id ] || od -An -tx8 -N8 /dev/urandom > runs/$run.id
 true > runs/$run.log
 OMP_WAIT_POLICY=PASSIVE nohup setsid env/bin/art serve --port $server_port --run-dir runs/$run$options >> runs/$run.log 2>&1 < /dev/null &
 echo \$! > runs/$run.pid

@@ -1,6 +1,7 @@
 """What was asked under a key: done once, in the order in which it was asked, and again where nothing came of it."""
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 
@@ -86,6 +87,30 @@ async def test_a_disk_that_is_full_when_a_job_ends_ends_the_server_and_the_next_
     async with serving() as server, server.connect() as run:  # without a worker: it is not made again
         [group] = await run.collect(None, ["one"], group_size=2, key="first")
         assert len(group.trajectories) == len(server.run.store.rollouts()) == 2
+
+
+async def test_a_collection_that_is_cancelled_while_its_end_is_stored_has_ended(serving, monkeypatch):
+    async with serving() as server, server.worker("a", agent), server.connect() as run:
+        jobs, store, storing = server.app.state.served.jobs, server.run.store, threading.Event()
+        flush, set_meta = store.flush, store.set_meta
+
+        def noticed(name, value):
+            set_meta(name, value)
+            if name == "job/first" and "state" in value:
+                storing.set()
+
+        def slow():
+            time.sleep(0.2 if storing.is_set() else 0)
+            flush()
+
+        monkeypatch.setattr(store, "set_meta", noticed)
+        monkeypatch.setattr(store, "flush", slow)
+        collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=2, key="first"))
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(storing.wait, 10)
+            states = await asyncio.gather(jobs.cancel("first"), jobs.cancel("first"))
+            assert [state.state for state in states] == ["done", "done"]
+            assert len((await collecting)[0].trajectories) == 2
 
 
 async def test_a_step_counts_the_metrics_that_its_groups_have(serving):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -58,11 +59,11 @@ def environment(folder, **variables):
     return os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"} | variables
 
 
-async def start(folder, steps):
+async def start(folder, steps, program="drive.py"):
     (folder / "drive.py").write_text(DRIVE)
     ports = {"PORT": str(free_port()), "SERVER_PORT": str(free_port())}
     return await asyncio.create_subprocess_exec(
-        *SCRIPT, "rented", "--model", "tiny", "--set", "max_context=512", "--", sys.executable, "drive.py", str(steps),
+        *SCRIPT, "rented", "--model", "tiny", "--set", "max_context=512", "--", sys.executable, program, str(steps),
         cwd=folder, env=environment(folder, **ports), start_new_session=True,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
@@ -110,6 +111,21 @@ async def test_a_run_there_outlives_a_lost_connection_and_ctrl_c_and_comes_home(
 
     assert (machine.home / "art-rented" / "checkout" / "art_core" / "__init__.py").is_file()
     assert "-e checkout[train]" in (machine.home / "uv.log").read_text()
+
+
+async def test_the_run_of_an_earlier_machine_is_kept_beside_that_of_the_next(tmp_path):
+    async with rented_machine(tmp_path) as machine:
+        command(machine.home / ".local" / "bin" / "uv", UV)
+        for earlier in range(2):
+            process = await start(tmp_path, 0, "-V")
+            said = (await process.communicate())[0].decode()
+            assert process.returncode == 0 and ("is another run's" in said) == bool(earlier), said
+            (tmp_path / "runs" / "rented" / "mine").write_text(f"machine {earlier}")
+            shutil.rmtree(machine.home / "art-rented")
+        process = await start(tmp_path, 0, "-V")
+        await process.communicate()
+    kept = sorted(file.read_text() for file in tmp_path.glob("runs/rented*/mine"))
+    assert kept == ["machine 0", "machine 1"]
 
 
 async def test_a_server_that_does_not_start_is_shown_with_its_own_words(tmp_path):

@@ -155,7 +155,7 @@ def lines(found: Iterable[Candidate]) -> Iterator[str]:
     for it in found:
         shape, setup = it.planned.setup.shape, it.planned.setup
         size = f"{shape.parameters / 1e9:.1f}B" + (f", {shape.active / 1e9:.1f}B active" if shape.experts else "")
-        weights = "4 bits" if setup.in_4bit else "16 bits"
+        weights = "4 bits" if setup.in_4bit else "32 bits" if setup.trainer == "torch" else "16 bits"
         time = "-" if it.seconds is None else duration(it.seconds)
         dollars = "-" if it.dollars is None else f"{it.dollars:.2f}"
         sequences = it.planned.sequences

@@ -49,7 +49,8 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
         "seed": config.seed,
         # Else the model's generation_config.json would set sampling parameters that a request leaves open.
         "generation-config": "vllm",
-        "max-model-len": config.max_context,
+        # "auto": the model's context, or what the memory holds: the 262,144 positions of a 4B model may need 36 GiB.
+        "max-model-len": config.max_context or "auto",
         "max-num-seqs": concurrency(config),
         "enable-prefix-caching": True,
         "enable-prompt-tokens-details": True,

@@ -132,7 +132,15 @@ def install(say: Callable[[str], None]) -> None:
             "another folder"
         )
     say(f"installing vLLM {'for NVIDIA GPUs' if gpus() else 'for CPUs'} in {root}; this takes a few minutes")
-    venv.create(root, clear=True, with_pip=True)
+    try:
+        venv.create(root, clear=True, with_pip=True)
+    except subprocess.CalledProcessError as error:  # Debian and Ubuntu package ensurepip separately
+        if not shutil.which("uv"):
+            raise ConfigError(
+                f"cannot create {root}: this Python has no ensurepip; install it (Debian, Ubuntu: apt install python3-venv) or "
+                f"uv, then run: {INSTALL}"
+            ) from error
+        venv.create(root, clear=True)  # uv needs no pip in it
     python = str(root / "bin" / "python")
     if gpus():
         succeeded = install_packages("vllm", python=python)

@@ -10,6 +10,8 @@ from art_core.errors import ConfigError
 
 GIB = 2**30
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g|mb|mib)", re.IGNORECASE)
+ROUNDED = 0.1
+"""Share by which the size in a GPU's name may differ from the memory that programs see."""
 UNITS = {"gb": 10**9, "g": 10**9, "mb": 10**6, "gib": 2**30, "mib": 2**20}
 
 
@@ -37,6 +39,7 @@ GPUS = (
     _gpu("T4", 14.6, 65, 8.1, 320),
     _gpu("L4", 22.0, 121, 30.3, 300),
     _gpu("A10", 22.0, 125, 31.2, 600),
+    _gpu("A10G", 22.0, 70, 35.0, 600),
     _gpu("RTX 3090", 23.6, 71, 35.6, 936),
     _gpu("RTX 4090", 23.5, 165, 82.6, 1008),
     _gpu("RTX 5090", 31.3, 209, 104.8, 1792),
@@ -51,7 +54,7 @@ GPUS = (
 )
 """From the makers' data sheets, smallest memory first: without sparsity; the SXM variant if there are several."""
 ALIASES = {
-    **{"A100": "A100-80GB", "A100 40": "A100-40GB", "A100 80": "A100-80GB", "A10G": "A10", "A6000": "RTX A6000"},
+    **{"A100": "A100-80GB", "A100 40": "A100-40GB", "A100 80": "A100-80GB", "A6000": "RTX A6000"},
     **{"3090": "RTX 3090", "4090": "RTX 4090", "5090": "RTX 5090"},
 }
 
@@ -71,9 +74,16 @@ def find_gpu(text: str) -> Gpu:
     known = {_plain(gpu.name): gpu for gpu in GPUS} | {_plain(name): _named(gpu) for name, gpu in ALIASES.items()}
     # A name may include the memory size ("L4 24GB") and the form factor ("NVIDIA H100 80GB HBM3").
     bare = re.sub(r"[-_\s](sxm\d?|pcie|hbm\d\w?)(?=[-_\s]|$)", "", text.strip(), flags=re.IGNORECASE)
-    for name in (_plain(bare), _plain(re.sub(r"[-_\s]*\d+\s*gi?b$", "", bare, flags=re.IGNORECASE))):
-        if name in known:
-            return known[name]
+    if gpu := known.get(_plain(bare)):
+        return gpu
+    sized = re.fullmatch(r"(.+?)[-_\s]*(\d+)\s*gi?b", bare, flags=re.IGNORECASE)
+    if sized and (gpu := known.get(_plain(sized[1]))):
+        size, gib = int(sized[2]), gpu.memory / GIB
+        if abs(gib - size) > ROUNDED * size:
+            raise ConfigError(
+                f"--gpu {text!r}: {gpu.name} has {gib:.1f} GiB, not {size}; pass {gpu.name!r}, or a size alone: {size}GB"
+            )
+        return gpu
     wanted = _plain(text)
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
     hint = f" (did you mean {known[near[0]].name!r}?)" if near else ""

@@ -162,7 +162,8 @@ def _table() -> Iterator[Shape]:
                 yield Shape(
                     name="Qwen/Qwen2.5-" + name.format(size), family="qwen2", hidden=hidden, layers=layers, heads=heads,
                     kv_heads=kv_heads, head_size=hidden // heads, feed_forward=width, vocabulary=vocabulary, tied=tied,
-                    positions=32768, biased=("q_proj", "k_proj", "v_proj"),
+                    positions=131072 if name == "{}" and size not in ("0.5B", "3B") else 32768,
+                    biased=("q_proj", "k_proj", "v_proj"),
                 )  # fmt: skip
     for size, (hidden, layers, heads, width, tied) in QWEN3.items():
         for name, positions in _qwen3_names(size, tied or size in ("8B", "14B")):

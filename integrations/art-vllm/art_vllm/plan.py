@@ -35,6 +35,8 @@ CUDA_GRAPHS = GIB
 """Bytes of vLLM's compiled graphs and communication buffers."""
 MARGIN = 0.04
 """Share of the memory that stays free, for fragmentation and other users of the GPU."""
+BFLOAT16_FROM = 1_000_000_000
+"""Parameters from which the embedded engine serves in bfloat16 on a GPU: its own value; smaller models are in float32."""
 SHORTEST_CONTEXT = 1024
 """Tokens; shorter contexts are not suggested."""
 WORTHWHILE_GAIN = 1.25
@@ -114,6 +116,11 @@ class Setup:
         return 2 * self.shape.parameters > self.gpu.memory / 2
 
     @property
+    def bytes_served(self) -> int:
+        """Bytes per weight and cached number of the engine, unless it serves in 8 bits."""
+        return 4 if self.engine == "embedded" and self.shape.parameters < BFLOAT16_FROM else 2
+
+    @property
     def at_once(self) -> int:
         """Most concurrent rollouts, if memory allows: vLLM's ``max-num-seqs``."""
         return min(TrainConfig.max_concurrent, self.group_size * self.tasks_per_step * (1 + self.staleness))
@@ -147,7 +154,7 @@ class Plan:
     default_pass: int
     """The learner's own default for ``pass_tokens``."""
     sequences: int
-    """Full-context sequences that the engine's cache holds; 0: the plan doesn't fit."""
+    """Full-context sequences that the engine's cache holds, at most ``setup.at_once``; 0: the plan doesn't fit."""
     learns: bool
     """Whether a training step fits, even without the engine's cache."""
 
@@ -222,10 +229,9 @@ def _with_pass(setup: Setup, turns: bool, tokens: int, default: int) -> Plan:
         free = min(free, int(0.4 * (setup.gpu.memory - sum(part.size for part in parts if part.engine))))
     learns = cacheless.held("learning") <= usable(setup.gpu)
     each = sequence_bytes(setup)
-    sequences = max(0, free // each)
-    cached = min(sequences, setup.at_once)
-    why = f"{cached} sequences of {setup.context} tokens, {each // setup.context:,} bytes per token"
-    cache = Part("keys and values", cached * each, ("rollouts",), True, why)
+    sequences = min(setup.at_once, max(0, free // each))
+    why = f"{sequences} sequences of {setup.context} tokens, {each // setup.context:,} bytes per token"
+    cache = Part("keys and values", sequences * each, ("rollouts",), True, why)
     return replace(cacheless, parts=(*parts, cache), sequences=sequences, learns=learns)
 
 
@@ -237,7 +243,7 @@ def sequence_bytes(setup: Setup) -> int:
     tokens = shape.cached_tokens(setup.context) if vllm else shape.layers * setup.context
     # Key-value heads are split over the GPUs, at least one per GPU; the vector of latent attention isn't split.
     split = 1 if shape.latent or not vllm else min(setup.gpus, shape.kv_heads)
-    return math.ceil(2 * tokens * numbers / split)
+    return math.ceil(setup.bytes_served * tokens * numbers / split)
 
 
 def default_pass(setup: Setup) -> int:
@@ -295,7 +301,9 @@ def _engine_parts(setup: Setup) -> Iterator[Part]:
     name = setup.engine
     if name == "embedded":
         yield Part("embedded: CUDA", CUDA_CONTEXT, both, True, "an estimate")
-        yield Part("embedded: weights", 2 * shape.parameters, both, True, "bfloat16, adapters merged in")
+        number = "bfloat16" if setup.bytes_served == 2 else "float32"
+        size = setup.bytes_served * shape.parameters
+        yield Part("embedded: weights", size, both, True, f"{number}, adapters merged in")
         return
     split = f", over {setup.gpus} GPUs" if setup.gpus > 1 else ""
     yield Part("vllm: CUDA and graphs", CUDA_CONTEXT + CUDA_GRAPHS, both, True, "an estimate; stays during sleep")

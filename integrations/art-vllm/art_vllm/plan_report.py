@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -29,7 +31,9 @@ def report(planned: Plan, step: Cost) -> Iterator[str]:
     yield from notes(planned.setup)
     yield from cost_lines(planned, step)
     if planned.fits:
-        yield f"settings: art.train(..., {', '.join(_settings(planned))})"
+        settings = _settings(planned)
+        yield f"settings: art.train(..., {', '.join(f'{name}={_python(value)}' for name, value in settings.items())})"
+        yield f"in a command: art serve {' '.join(_option(name, value) for name, value in settings.items())}"
 
 
 def _memory(planned: Plan) -> Iterator[str]:
@@ -172,27 +176,37 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f" {value:8.1f} s"
 
 
-def _settings(planned: Plan) -> Iterator[str]:
+def _settings(planned: Plan) -> dict[str, Any]:
+    """Return the settings of a run with this plan."""
     setup = planned.setup
-    yield f'model="{setup.shape.name}"'
-    yield f'engine="{setup.engine}"'
-    yield f'learner="{setup.trainer}"'
-    yield f"lora_rank={setup.rank}"
+    settings: dict[str, Any] = {
+        "model": setup.shape.name, "engine": setup.engine, "learner": setup.trainer, "lora_rank": setup.rank,
+    }  # fmt: skip
     if setup.trainer == "unsloth":
-        yield f"load_in_4bit={setup.in_4bit}"
-    yield f"max_context={setup.context}"
+        settings["load_in_4bit"] = setup.in_4bit
+    settings["max_context"] = setup.context
     if planned.pass_tokens != planned.default_pass:
-        yield f"max_tokens_per_pass={planned.pass_tokens}"
+        settings["max_tokens_per_pass"] = planned.pass_tokens
     for name in ("group_size", "tasks_per_step"):
         if getattr(setup, name) != getattr(TrainConfig, name):
-            yield f"{name}={getattr(setup, name)}"
+            settings[name] = getattr(setup, name)
     if setup.staleness:
-        yield f"max_staleness={setup.staleness}"
+        settings["max_staleness"] = setup.staleness
     if setup.serve_in_8bit:
-        yield "importance_cap=2"
+        settings["importance_cap"] = 2
     if setup.engine == "vllm":
-        options = ", ".join(f'"{name}": {value!r}'.replace("'", '"') for name, value in engine_args(planned).items())
-        yield f"engine_args={{{options}}}"
+        settings["engine_args"] = engine_args(planned)
+    return settings
+
+
+def _python(value: Any) -> str:
+    return repr(value).replace("'", '"')
+
+
+def _option(name: str, value: Any) -> str:
+    if name in ("model", "engine", "learner"):
+        return f"--{name} {shlex.quote(value)}"
+    return f"--set {shlex.quote(f'{name}={json.dumps(value)}')}"
 
 
 def engine_args(planned: Plan) -> dict[str, Any]:

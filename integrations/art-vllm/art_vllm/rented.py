@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,12 @@ def price(workload: Workload, dollars_per_million: str, steps: int) -> Price:
     """Return the price of ``steps`` steps; ``dollars_per_million``: "PROMPT,SAMPLED,TRAINED". Raises ConfigError."""
     try:
         rates = dict(zip(KINDS, map(float, dollars_per_million.split(",")), strict=True))
-    except ValueError as error:
+    except ValueError:
+        rates = {}
+    if not rates or not all(0 <= rate < math.inf for rate in rates.values()):
         raise ConfigError(
             f"--dollars-per-million must be three prices such as 0.1,0.4,0.4, got {dollars_per_million!r}"
-        ) from error
+        )
     # The learner of art-tinker reads the logprobs of its rows in a pass of its own.
     tokens = {
         "prompt": workload.prompts.count + workload.rows,

@@ -204,6 +204,12 @@ def _feed_forward(hidden: int, width: int, copies: int, *, adapted: bool) -> Ite
         yield Linear(name, inputs, outputs, copies, copies, adapted=adapted)
 
 
+GEMMA_3 = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "max_position_embeddings": 131072,
+}  # fmt: skip
+"""transformers' defaults, which the files of Gemma 3 leave out."""
+
+
 def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     """Return the shape that a ``config.json`` describes.
 
@@ -213,6 +219,8 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         config = {"model_type": config["model_type"], **config["text_config"]}
     refuse_non_text(config, name)
     family = config.get("model_type") or "llama"
+    if family == "gemma3_text":
+        config = {**GEMMA_3, **config}
     hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
     layers = _number(config, "num_hidden_layers", name)
     kinds = config.get("layer_types") or _kinds(config, family, layers)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -47,6 +48,11 @@ def test_without_a_gpu_it_computes_in_float32_and_compiles_nothing():
     assert (options()["dtype"], options()["enforce-eager"]) == ("float32", True)
     with_gpu = options(cuda=True)
     assert (with_gpu["dtype"], with_gpu["enable-sleep-mode"], with_gpu["gpu-memory-utilization"]) == ("auto", True, 0.5)
+
+
+def test_without_max_context_the_context_is_what_fits_into_the_memory():
+    assert options(cuda=True)["max-model-len"] == "auto"
+    assert options(cuda=True, max_context=4096)["max-model-len"] == 4096
 
 
 def test_engine_args_override_and_add():
@@ -161,6 +167,26 @@ def test_a_folder_that_is_no_environment_is_not_replaced_by_one(tmp_path, monkey
         doctor.install("vllm", said.append)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     assert not said
+
+
+def test_a_python_without_ensurepip_needs_uv(tmp_path, monkeypatch):
+    created = []
+
+    def create(root, *, clear, with_pip=False):
+        if with_pip:
+            raise subprocess.CalledProcessError(1, ["python", "-m", "ensurepip"])
+        created.append(root)
+
+    monkeypatch.setattr(environment.venv, "create", create)
+    monkeypatch.setattr(environment, "install_packages", lambda *arguments, **options: False)
+    monkeypatch.setenv("ART_VLLM_ENV", str(tmp_path / "vllm"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="apt install python3-venv"):
+        environment.install(lambda line: None)
+    (tmp_path / "uv").touch(mode=0o755)
+    with pytest.raises(ConfigError, match="failed for the reason above"):
+        environment.install(lambda line: None)
+    assert created == [tmp_path / "vllm"]
 
 
 def test_doctor_installs_for_an_engine_that_can_be_installed(monkeypatch):

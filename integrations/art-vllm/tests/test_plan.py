@@ -17,10 +17,12 @@ from art_core.store import Store
 from art_core.token_tree import build_tree
 from art_core.types import Call, Trajectory
 from art_embedded import TINY as FOLDER
+from art_embedded import loading
 from art_vllm.cost import cost, learner_flops
 from art_vllm.gpus import GIB, GPUS, Gpu, find_gpu
 from art_vllm.known_shapes import find_shape, known_shapes
 from art_vllm.plan import (
+    BFLOAT16_FROM,
     FOUR_BITS,
     Setup,
     _with_pass,
@@ -207,6 +209,15 @@ def test_the_cache_of_a_sequence():
     assert sequence_bytes(setup(shape=windowed, context=1000, engine="embedded")) == 1000 * 28 * 2 * 4 * 128 * 2
 
 
+def test_the_embedded_engine_serves_a_small_model_in_float32():
+    assert BFLOAT16_FROM == loading.BFLOAT16_FROM
+    small = plan(setup(shape=find_shape("Qwen2.5-0.5B-Instruct"), engine="embedded", context=1000))
+    assert size(small, "embedded: weights") == 4 * small.setup.shape.parameters
+    assert sequence_bytes(small.setup) == 1000 * 24 * 2 * 2 * 64 * 4
+    large = plan(setup(engine="embedded", context=1000))
+    assert size(large, "embedded: weights") == 2 * large.setup.shape.parameters
+
+
 def test_four_bits_are_for_unsloth_and_where_sixteen_take_half_the_gpu():
     assert not setup().in_4bit and setup(gpu=find_gpu("24GiB")).in_4bit
     assert not setup(gpu=find_gpu("24GiB"), learner="torch").in_4bit
@@ -270,7 +281,8 @@ def test_a_gpu_is_found_however_its_name_is_written(gpu):
 def test_a_gpu_has_several_names(name):
     assert find_gpu(name).name == "A100-80GB"
     assert find_gpu("L4 24GB").name == "L4" and find_gpu("A100 40").memory < 40 * GIB
-    assert find_gpu("4090 24gb").name == "RTX 4090" and find_gpu("A10G").name == "A10"
+    assert find_gpu("4090 24gb").name == "RTX 4090" and find_gpu("A10 24GB").name == "A10"
+    assert find_gpu("A10G").half < find_gpu("A10").half
 
 
 @pytest.mark.parametrize(
@@ -295,6 +307,8 @@ def test_a_gpu_is_found_by_what_its_driver_calls_it(told, name):
         ("H1000", "did you mean 'H100'"),
         ("RTX 2080", "size; pass one of T4, L4, A10, .*MI300X"),
         ("100MB", "1 GiB"),
+        ("A100 20GB", "A100-80GB has 79.1 GiB, not 20; pass 'A100-80GB', or a size alone: 20GB"),
+        ("H100 NVL 94GB", "neither a known GPU"),
     ],
 )
 def test_a_gpu_that_is_neither_is_refused(text, says):

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import art_core as art
+from art_cli.arguments import parse_settings
 from art_core.config import make_config
 from art_core.errors import ConfigError
 from art_core.store import Store
@@ -68,6 +69,31 @@ def test_the_settings_to_paste_are_settings_of_a_run():
     assert config.engine_args["quantization"] == "fp8" and config.importance_cap == 2 and config.lora_rank == 16
 
 
+def test_the_command_that_is_printed_has_the_same_settings():
+    arguments = (*SEVEN_B, "--gpu", "24GB", "--serve-in-8bit", "--context", "2048", "--group-size", "4")
+    line = next(line for line in run(*arguments).splitlines() if line.startswith("in a command: art serve "))
+    words = shlex.split(line.removeprefix("in a command: art serve "))
+    options_, pairs = words[:6], words[6:]
+    assert options_ == ["--model", "Qwen/Qwen2.5-7B-Instruct", "--engine", "vllm", "--learner", "unsloth"]
+    assert set(pairs[::2]) == {"--set"}
+    settings = parse_settings(pairs[1::2], {"model", "run_dir", "engine", "learner", "loss"})  # as art serve reads them
+    assert make_config({"model": SEVEN_B[1], **settings}) == pasted(*arguments)
+
+
+def test_no_more_sequences_are_said_to_fit_than_have_room_in_the_settings():
+    found = json_of("--model", "openbmb/MiniCPM5-1B", "--gpu", "H100")
+    cache = next(part for part in found["memory"] if part["name"] == "keys and values")
+    assert found["sequences"] == found["at_once"] == 64
+    assert cache["size"] == 64 * found["bytes_per_token"] * found["context"]
+    [row] = [line for line in run("--gpu", "H100").splitlines() if line.startswith("openbmb/MiniCPM5-1B ")]
+    assert re.search(r" GiB +64 ", row)
+
+
+def test_a_model_that_torch_trains_has_weights_of_32_bits():
+    rows = {line.split()[0]: line for line in run("--gpu", "H100").splitlines() if " GiB  " in line}
+    assert "32 bits" in rows["ibm-granite/granite-4.2-8b"] and "16 bits" in rows["Qwen/Qwen3-8B"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -120,7 +146,7 @@ def test_json_is_one_object_with_bytes():
 def test_the_embedded_engine_has_no_options_of_vllm():
     found = json_of("--model", "tiny", "--gpu", "T4", "--engine", "embedded", "--context", "1024")
     assert found["engine_args"] == {} and found["turns"] is False
-    assert found["bytes_per_token"] == 2 * 4 * 2 * 2 * 32  # keys and values, layers, heads, heads' size, bfloat16
+    assert found["bytes_per_token"] == 2 * 4 * 2 * 4 * 32  # keys and values, layers, heads, float32, heads' size
 
 
 def test_a_mixture_of_experts_says_how_much_of_it_is_active():
@@ -345,6 +371,9 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
         (SEVEN_B, "pass either --gpu, or --dollars-per-million"),
         ((*SEVEN_B, "--gpu", "H100", "--dollars-per-million", "1,1,1"), "pass either --gpu, or --dollars-per-million"),
         ((*SEVEN_B, "--dollars-per-million", "1,1"), "must be three prices"),
+        ((*SEVEN_B, "--dollars-per-million", "nan,1,1"), "must be three prices"),
+        ((*SEVEN_B, "--dollars-per-million", "1,-5,1"), "must be three prices"),
+        ((*SEVEN_B, "--dollars-per-million", "1,1,inf"), "must be three prices"),
         ((*SEVEN_B, "--gpu", "H100", "--context", "99999"), "32768 positions"),
         ((*SEVEN_B, "--gpu", "H100", "--budget", "3"), "choose between models"),
         (("--gpu", "H100", "--budget", "3"), "--budget needs your price of a GPU"),

@@ -141,6 +141,13 @@ def test_a_well_known_model_has_as_many_parameters_as_published(name):
     assert find_shape(name).parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
+def test_most_base_models_of_qwen2_5_have_more_positions_than_the_others():
+    found = {
+        size: find_shape(f"Qwen/Qwen2.5-{size}").positions for size in ("0.5B", "3B", "7B", "Coder-7B", "7B-Instruct")
+    }
+    assert found == {"0.5B": 32768, "3B": 32768, "7B": 131072, "Coder-7B": 32768, "7B-Instruct": 32768}
+
+
 def test_kimi_k2_has_about_as_many_parameters_as_published():
     shape = find_shape("moonshotai/Kimi-K2-Instruct")
     assert shape.parameters / 1e12 == pytest.approx(1.04, rel=0.015)  # arXiv 2507.20534, table 2
@@ -299,6 +306,16 @@ def test_the_language_model_of_gemma_3_is_counted_alone(tmp_path):
     del inside["tie_word_embeddings"]
     shape = written(tmp_path, {"model_type": "gemma3", "vision_config": {}, "text_config": inside})
     assert shape.tied and shape.windowed == 0 and shape.hidden == 32
+
+
+def test_what_gemma_3s_config_leaves_out_is_transformers_default(tmp_path):
+    inside = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    config = {"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text", **inside}}
+    shape = written(tmp_path, config)  # as published for 4B
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3_text", **inside))
+    assert shape.parameters == pytest.approx(model.num_parameters(), rel=1e-4)  # norms differ from Llama's
+    assert shape.positions == model.config.max_position_embeddings and shape.kv_heads == 4
 
 
 @pytest.mark.parametrize("config", [{"vision_config": {}}, {"audio_config": {"a": 1}}])

@@ -12,7 +12,7 @@ from google.adk.tools import AgentTool
 from google.adk.workflow import START
 from google.genai import types
 
-import art_adk
+import art_google_adk
 from art_core.testing import check_adapter
 from framework_table import City, assert_documented, failing, rain, threaded
 
@@ -86,5 +86,5 @@ def text_of(events):
 async def test_agents_keep_every_rule_of_an_adapter(framework, model, monkeypatch):
     monkeypatch.setenv("GOOGLE_API_KEY", "unused")
     names = {"team/boss", "team/boss/helper", "team/critic"}
-    checked = {"framework": framework, "plugin": art_adk, "packages": {"google.adk"}, "agent_names": names}
+    checked = {"framework": framework, "plugin": art_google_adk, "packages": {"google.adk"}, "agent_names": names}
     assert_documented(await check_adapter(agents_of(model), **checked))
