@@ -49,7 +49,7 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
         "seed": config.seed,
         # Else the model's generation_config.json would set sampling parameters that a request leaves open.
         "generation-config": "vllm",
-        # "auto": the model's, or what its share of the memory holds; some models have more positions than a GPU's memory.
+        # "auto": the model's context, or what the memory holds: the 262,144 positions of a 4B model may need 36 GiB.
         "max-model-len": config.max_context or "auto",
         "max-num-seqs": concurrency(config),
         "enable-prefix-caching": True,
