@@ -5,13 +5,13 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from hatchling import build
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.system
 def test_a_wheel_of_the_sdist_is_the_wheel_of_the_checkout(tmp_path, monkeypatch):
-    build = pytest.importorskip("hatchling.build")
     monkeypatch.chdir(ROOT)
     direct = ZipFile(tmp_path / build.build_wheel(tmp_path)).namelist()
     shutil.unpack_archive(tmp_path / build.build_sdist(tmp_path), tmp_path)
