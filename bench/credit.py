@@ -68,7 +68,7 @@ EXAMPLES: dict[str, Callable[..., list[float]]] = {"email_search": emails, "mult
 
 def measured(example: str, way: str, seed: int, options: argparse.Namespace) -> list[float]:
     """Train, or read what was measured before; return the held-out results."""
-    folder = options.out / f"{example}-{way}-{seed}"
+    folder = options.out / f"{example}-{way}-{seed}-{options.steps}-steps-{options.tasks}-tasks"
     kept = folder / "held_out.json"
     if not kept.is_file():
         found = EXAMPLES[example](
@@ -87,7 +87,14 @@ def with_interval(found: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("examples", nargs="*", default=[*EXAMPLES], metavar="EXAMPLE", help=f"of {', '.join(EXAMPLES)}")
+    parser.add_argument(
+        "examples",
+        nargs="*",
+        default=[*EXAMPLES],
+        choices=EXAMPLES,
+        metavar="EXAMPLE",
+        help=f"of {', '.join(EXAMPLES)}",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
