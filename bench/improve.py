@@ -133,9 +133,7 @@ HEAD = [
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "suites", nargs="*", default=[*SUITES], choices=SUITES, metavar="SUITE", help=f"of {', '.join(SUITES)}"
-    )
+    parser.add_argument("suites", nargs="*", default=[*SUITES], choices=SUITES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/improve"))
