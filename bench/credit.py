@@ -87,12 +87,14 @@ def with_interval(found: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("examples", nargs="*", default=[*EXAMPLES], choices=EXAMPLES)
+    parser.add_argument("examples", nargs="*", default=[*EXAMPLES], metavar="EXAMPLE", help=f"of {', '.join(EXAMPLES)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
     options = parser.parse_args(arguments)
+    if unknown := set(options.examples) - EXAMPLES.keys():
+        parser.error(f"unknown examples: {', '.join(sorted(unknown))}")
     rows = []
     for example in options.examples:
         found = {(way, seed): measured(example, way, seed, options) for seed in options.seeds for way in WAYS}

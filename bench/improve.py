@@ -133,8 +133,11 @@ HEAD = [
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", default=[*SUITES], choices=SUITES)
+    parser.add_argument("suites", nargs="*", default=[*SUITES], metavar="SUITE", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/improve"))
-    main(parser.parse_args())
+    arguments = parser.parse_args()
+    if unknown := set(arguments.suites) - SUITES.keys():
+        parser.error(f"unknown suites: {', '.join(sorted(unknown))}")
+    main(arguments)

@@ -34,7 +34,7 @@ def trainings(monkeypatch):
         run_dir.mkdir(parents=True)
         return [float(steps + seed)] * options.tasks
 
-    monkeypatch.setitem(credit.EXAMPLES, "email_search", train)
+    monkeypatch.setattr(credit, "EXAMPLES", dict.fromkeys(credit.EXAMPLES, train))
     return trained
 
 
@@ -53,10 +53,15 @@ def test_credits_last_column_is_over_all_seeds(trainings, tmp_path, capsys):
         assert line.split("|")[3:-1] == [" 1.000 ± 0.000 ", " 4.000 ± 0.000 ", " 2.500 ± 1.697 "]
 
 
+def test_without_a_name_every_example_is_measured(trainings, tmp_path):
+    credit.main(["--seeds", "0", "--out", str(tmp_path)])
+    assert {name.partition("-")[0] for name in trainings} == set(credit.EXAMPLES)
+
+
 def test_an_unknown_example_is_refused_by_name(capsys):
     with pytest.raises(SystemExit):
         credit.main(["mailbox"])
-    assert "invalid choice: 'mailbox'" in capsys.readouterr().err
+    assert "unknown examples: mailbox" in capsys.readouterr().err
 
 
 def test_every_teacher_of_a_distillation_has_its_own_folders(monkeypatch, tmp_path):
