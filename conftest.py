@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import platform
 import resource
 import signal
@@ -21,6 +22,11 @@ settings.load_profile("without a clock")
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Typer reads it when it is imported: on GitHub's runners it would print colours that no terminal shows.
+os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
+os.environ.pop("FORCE_COLOR", None)
 
 
 async def _main_loop(server: uvicorn.Server) -> None:

@@ -68,7 +68,7 @@ EXAMPLES: dict[str, Callable[..., list[float]]] = {"email_search": emails, "mult
 
 def measured(example: str, way: str, seed: int, options: argparse.Namespace) -> list[float]:
     """Train, or read what was measured before; return the held-out results."""
-    folder = options.out / f"{example}-{way}-{seed}"
+    folder = options.out / f"{example}-{way}-{seed}-{options.steps}-steps-{options.tasks}-tasks"
     kept = folder / "held_out.json"
     if not kept.is_file():
         found = EXAMPLES[example](
@@ -93,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
     options = parser.parse_args(arguments)
+    if unknown := set(options.examples) - EXAMPLES.keys():
+        parser.error(f"unknown examples: {', '.join(sorted(unknown))}")
     rows = []
     for example in options.examples:
         found = {(way, seed): measured(example, way, seed, options) for seed in options.seeds for way in WAYS}

@@ -32,7 +32,8 @@ SIZES = ("learning_rate", "decay_steps", "tasks_per_step", "group_size")
 
 def train(options: argparse.Namespace, folder: str, seed: int, steps: int, **settings: Any) -> Path:
     """Train unless a run with these settings has finished; return its folder."""
-    run_dir = options.out / "-".join([folder, str(steps), *(f"{value:g}" for value in map(settings.get, SIZES))])
+    sizes = [steps, *map(settings.get, SIZES), options.tasks]
+    run_dir = options.out / "-".join([folder, *(f"{value:g}" for value in sizes)])
     if not (run_dir / "report.json").is_file():
         run(
             steps,
@@ -54,7 +55,7 @@ def curve(run_dir: Path) -> dict[int, float]:
 
 def main(options: argparse.Namespace) -> None:
     """Train and print."""
-    taught = train(options, "teacher", options.teacher_seed, options.steps, **GRPO)
+    taught = train(options, f"teacher-{options.teacher_seed}", options.teacher_seed, options.steps, **GRPO)
     teacher, success = last_checkpoint(taught), curve(taught)[options.steps]
     wanted = SHARE * success
     print(f"teacher {success:.1%}, wanted {wanted:.1%}")
@@ -62,7 +63,9 @@ def main(options: argparse.Namespace) -> None:
     for seed in options.seeds:
         runs = {
             "grpo": train(options, f"grpo-{seed}", seed, options.steps, **GRPO),
-            "distill": train(options, f"distill-{seed}", seed, options.distill_steps, teacher=str(teacher), **DISTILL),
+            "distill": train(
+                options, f"distill-{seed}-{taught.name}", seed, options.distill_steps, teacher=str(teacher), **DISTILL
+            ),
         }
         for (name, run_dir), settings in zip(runs.items(), (GRPO, DISTILL), strict=True):
             found, each = curve(run_dir), settings["tasks_per_step"] * settings["group_size"]

@@ -84,14 +84,14 @@ def improved(name: str, seed: int, options: argparse.Namespace, teacher: Path) -
         improve(
             suite.build(), training_tasks(500, seed), model="tiny", reward=suite.reward, held_out=held_out_tasks(options.tasks),
             rollouts=suite.budget, reflector=suite.reflector, teacher=str(teacher), seed=seed,
-            run_dir=options.out / name / f"improve-{seed}", decay_steps=5, **suite.settings,
+            run_dir=options.out / name / f"improve-{seed}-{options.tasks}", decay_steps=5, **suite.settings,
         )
     )  # fmt: skip
 
 
 def alone(name: str, seed: int, options: argparse.Namespace) -> float:
     """Return the held-out success after GRPO alone, with as many rollouts."""
-    suite, run_dir = SUITES[name], options.out / name / f"alone-{seed}"
+    suite, run_dir = SUITES[name], options.out / name / f"alone-{seed}-{options.tasks}"
     trained(suite, seed, suite.budget, run_dir, decay_steps=5, eval_tasks=held_out_tasks(options.tasks))
     return json.loads((run_dir / "report.json").read_text())["after"]["success"]
 
@@ -137,4 +137,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/improve"))
-    main(parser.parse_args())
+    arguments = parser.parse_args()
+    if unknown := set(arguments.suites) - SUITES.keys():
+        parser.error(f"unknown suites: {', '.join(sorted(unknown))}")
+    main(arguments)

@@ -145,7 +145,11 @@ def test_packing_leaves_out_the_peers_that_are_missing_or_skipped(monkeypatch, c
     said = capsys.readouterr().out
     assert [said.count(f"left out: {name}") for name in ("TRL TreeRow", "ART", "AReaL tree")] == [1, 1, 1]
     [row] = [line for line in said.splitlines() if line.startswith("| text ") and line.count("|") == 11]
-    assert [cell.strip() for cell in row.split("|")][5:9] == ["-"] * 4
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[5:9] == ["-"] * 4
+    group = packing.make_groups(load_tokenizer(), "text", 1, 2, 2)
+    tokens = sum(len(call.prompt) + len(call.sampled) for run in group.runs[0] for call in run)
+    assert float(cells[3]) == pytest.approx(tokens / trie_size(group.calls[0]), rel=0.01)
     packing.run(parse([*options, "--skip", "TRL,ART,AReaL"]))
     assert "left out" not in capsys.readouterr().out
 
@@ -261,11 +265,11 @@ def test_call_by_call_takes_the_same_step_as_the_tree():
 def test_curves_of_several_seeds_are_pooled_and_drawn(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     for which in sample_efficiency.LEARNERS:
-        for seed in (0, 1):
+        for seed, (start, n) in enumerate([(0.25, 20), (0.5, 80)]):
             folder = tmp_path / f"{which}-{seed}"
             folder.mkdir()
             found = [
-                {"step": at, "temperature": 1.0, "success": 0.25 + 0.1 * at, "n": 20, "interval": [0.1, 0.9]}
+                {"step": at, "temperature": 1.0, "success": start + 0.1 * at, "n": n, "interval": [0.1, 0.9]}
                 for at in (0, 1, 2)
             ]
             (folder / "report.json").write_text(json.dumps({"evaluations": found, "steps": 2}))
@@ -274,7 +278,7 @@ def test_curves_of_several_seeds_are_pooled_and_drawn(tmp_path, capsys):
     picture = tmp_path / "curves.png"
     sample_efficiency.main(["--seeds", "0", "1", "--out", str(tmp_path), "--picture", str(picture), "--draw-only"])
     assert picture.stat().st_size > 1000
-    assert "45.0% (30.7% to 60.2%, n=40)" in capsys.readouterr().out
+    assert "65.0% (55.3% to 73.6%, n=100)" in capsys.readouterr().out
 
 
 def test_a_table_is_markdown():

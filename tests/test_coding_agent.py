@@ -125,6 +125,13 @@ async def test_the_examples_alone_are_no_success(tmp_path):
     assert run.metrics["success"] == 0.0
 
 
+async def test_nine_of_ten_hidden_tests_are_no_success():
+    tests = [[[x], x + 1] for x in range(9)] + [[[9], 0]]
+    run = art.Trajectory({"tests": tests}, (), output=["def f(x):\n    return x + 1"])
+    assert await reward(run) == pytest.approx(0.27)
+    assert (run.metrics["success"], run.metrics["tests"]) == (0.0, 0.9)
+
+
 @pytest.mark.engines
 @pytest.mark.timeout(900)
 def test_the_coding_agent_writes_visibly_better_programs(tmp_path):

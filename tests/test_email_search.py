@@ -134,6 +134,13 @@ def test_no_keyword_is_read_as_query_syntax(keywords: list[str]):
     assert Mailbox(7).search(keywords) == []
 
 
+def test_operators_between_words_that_occur_are_words_themselves():
+    mailbox = Mailbox(7)
+    one, other, *_ = dict.fromkeys(fact.project for fact in mailbox.facts)
+    assert mailbox.search([one]) and mailbox.search([other])
+    assert mailbox.search([f"{one} OR {other}"]) == mailbox.search([f"{one} NOT {other}"]) == []
+
+
 def test_what_is_shown_ends_with_the_id_and_stops_after_four():
     mailbox = Mailbox(7)
     found = mailbox.search(["The"])

@@ -1,5 +1,7 @@
 """The agents of ``examples/any_agent`` train as they are, on the model that ships with art."""
 
+import json
+
 import pytest
 
 import art_audit
@@ -10,6 +12,8 @@ pytest.importorskip("transformers")
 import art_core as art
 from art_core.store import Store
 from art_core.store.digest import call_digest
+from art_core.types import Call
+from examples.any_agent.inbox import reward
 from examples.any_agent.train import run
 
 SMALL = {"steps": 1, "eval_tasks": 4, "tasks_per_step": 4, "group_size": 4, "progress": False}
@@ -21,6 +25,32 @@ def runs_of(agent: str, run_dir) -> list[art.Trajectory]:
     run(agent, run_dir=run_dir, **SMALL)
     assert art_audit.audit(run_dir).clean
     return art.load_trajectories(run_dir)
+
+
+def reading(message_id):
+    """A call that reads this message."""
+    function = {"name": "read_email", "arguments": json.dumps({"id": message_id})}
+    return Call((1,), (2,), (0.0,), response={"tool_calls": [{"function": function}]})
+
+
+@pytest.mark.parametrize(
+    ("calls", "output", "worth"),
+    [
+        ([], " Oslo ", 1.0),
+        ([reading(11), reading(12)], "Oslo", 1.1),
+        ([reading(12)], "Lima", 0.1),
+        ([reading(11)], "Lima", 0.0),
+        ([reading(12)], None, 0.0),
+        ([], None, -0.1),
+    ],
+)
+def test_the_reward_is_for_the_answer_and_for_reading_its_message_and_punishes_silence(calls, output, worth):
+    trajectory = art.Trajectory({"answer": "Oslo", "message_id": 12}, tuple(calls), output=output)
+    assert reward(trajectory) == pytest.approx(worth)
+    assert trajectory.metrics == {
+        "success": float(worth >= 1),
+        "read": float(any(call == reading(12) for call in calls)),
+    }
 
 
 @pytest.mark.engines

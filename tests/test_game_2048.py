@@ -144,6 +144,15 @@ def test_the_value_of_a_move_is_the_mean_over_the_tiles_that_may_appear():
     assert agent.evaluate_move(board, "down", 1) == pytest.approx(0.9 * found[0] + 0.1 * found[1])
 
 
+def test_a_deeper_search_takes_the_best_direction_after_every_tile():
+    agent = Game2048Agent("tiny")
+    board = [[2, 4, 8, 16], [4, 8, 16, 32], [8, 16, 32, 64], [16, 32, 64, 0]]
+    following = [[[2, 4, 8, tile], [4, 8, 16, 16], [8, 16, 32, 32], [16, 32, 64, 64]] for tile in (2, 4)]
+    best = [max(agent.evaluate_move(it, direction, 1) for direction in DIRECTIONS) for it in following]
+    assert [agent.evaluate_move(it, "up", 1) for it in following] == [-1000, -1000] < best
+    assert agent.evaluate_move(board, "down", 2) == pytest.approx(0.9 * best[0] + 0.1 * best[1])
+
+
 async def test_the_search_player_takes_the_move_that_it_values_most():
     agent = Game2048Agent("tiny", search_depth=1)
     state = await Game2048Environment().reset([[2, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
@@ -172,6 +181,11 @@ async def test_an_invalid_answer_counts_and_a_random_legal_move_is_played_instea
     assert abs(mean - expected) < 1.5 * (margin + other)
     game = await play(Saying(None, "left", "right"), 7)
     assert game["over"] and 1 / 3 < invalid_share(game) < 1
+
+
+def test_the_margin_is_half_of_the_95_percent_interval():
+    # The deviation is the root of 3.
+    assert mean_and_margin([1.0, 1.0, 4.0, 4.0]) == (2.5, pytest.approx(1.96 * 3**0.5 / 2))
 
 
 async def test_a_single_game_is_described():

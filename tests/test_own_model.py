@@ -27,10 +27,9 @@ def commands() -> list[str]:
 
 def with_free_ports(code: str) -> str:
     """The script with ports that nothing else has, waiting for each server that it starts."""
-    for port in ("8500", "8400"):
-        free = listen("127.0.0.1", 0)
-        code = code.replace(port, str(free.getsockname()[1]))
-        free.close()
+    with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
+        free = {port: str(it.getsockname()[1]) for port, it in (("8500", one), ("8400", other))}
+    code = re.sub("|".join(free), lambda it: free[it[0]], code)
     waiting = "until (exec 3<>/dev/tcp/127.0.0.1/{0}) 2> /dev/null; do sleep 0.1; done"
     return re.sub(r"^(.*--port (\d+).*) &$", lambda it: f"{it[1]} &\n{waiting.format(it[2])}", code, flags=re.MULTILINE)
 

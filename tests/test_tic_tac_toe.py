@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ import art_core as art
 from art_core.testing import FakeEngine
 from art_core.types import Call, Trajectory
 from examples.tic_tac_toe.agent import agent, prompt
+from examples.tic_tac_toe.evaluate import table
 from examples.tic_tac_toe.game import (
     EMPTY,
     free_cells,
@@ -142,6 +144,21 @@ async def test_a_match_is_played_from_the_empty_board_against_the_named_opponent
     runs = await games(lambda board: perfect_move(board, rng), matches(20, "random"), tmp_path / "best")
     assert not any(run.metrics["loss"] for run in runs)
     assert sum(run.reward for run in runs) > 15
+
+
+def test_the_table_has_the_shares_of_wins_draws_and_losses_against_each_opponent():
+    ended = ["win"] * 5 + ["loss"] * 2 + ["draw"] * 3
+    metrics = [{"win": float(it == "win"), "loss": float(it == "loss"), "illegal": 0.0} for it in ended]
+    games = [
+        Trajectory({"opponent": opponent}, (), metrics=one if opponent == "random" else {"loss": 1.0})
+        for opponent in ("random", "perfect")
+        for one in metrics
+    ]
+    lines = {line.split()[0]: line for line in table(SimpleNamespace(trajectories=games)).splitlines()}
+    for share in ("won 50.0% (23.7% to 76.3%)", "drawn 30.0% (", "lost 20.0% ("):
+        assert share in lines["random"]
+    for share in ("won 0.0% (", "drawn 0.0% (", "lost 100.0% ("):
+        assert share in lines["perfect"]
 
 
 def test_a_failed_game_is_worth_nothing():

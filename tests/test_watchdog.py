@@ -5,6 +5,7 @@ import faulthandler
 import json
 import logging
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -12,11 +13,14 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 import art_core as art
+from art_core.config import TrainConfig
+from art_core.loop import watchdog
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
@@ -288,18 +292,20 @@ async def test_an_idle_run_logs_nothing(tmp_path, messages):
     assert not messages.lines
 
 
-async def test_none_turns_it_off(tmp_path, messages):
-    release = asyncio.Event()
+class Hurried(queue.SimpleQueue):
+    """Waits a ten-thousandth of the time."""
 
-    async def agent(task, address):
-        await ScriptedAgent()(task, address)
-        await release.wait()
+    def get(self, timeout=None):
+        return super().get(timeout=timeout and timeout / 10_000)
 
-    running = asyncio.create_task(train(tmp_path, agent, watchdog_seconds=None))
-    await asyncio.sleep(0.5)
-    release.set()
-    await running
-    assert not messages.lines
+
+@pytest.mark.parametrize("settings", [{}, {"watchdog_seconds": None}], ids=["default", "None"])
+async def test_only_none_turns_it_off(tmp_path, messages, monkeypatch, settings):
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: 10_000 * time.monotonic()))
+    monkeypatch.setattr(watchdog, "queue", SimpleNamespace(SimpleQueue=Hurried, Empty=queue.Empty))
+    with watchdog.Watchdog(tmp_path, TrainConfig(**settings).watchdog_seconds) as watch, watch.doing("the learner"):
+        await asyncio.sleep(0.3)
+    assert bool(messages.lines) == (not settings)
 
 
 AGENT = """

@@ -30,6 +30,10 @@ KEYS = {
     # With a key of its own a request is not signed, whose signatures differ from second to second.
     "AWS_BEARER_TOKEN_BEDROCK": "bedrock-api-key-" + "Ij2" * 30,
 }
+# The developer's own proxies, accounts and addresses would change where requests go, and which headers they have.
+for _name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("OPENAI_")]:
+    del os.environ[_name]
+os.environ["NO_PROXY"] = "127.0.0.1,localhost"  # also against a proxy of the system's settings
 _authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
 _folder = tempfile.TemporaryDirectory()
 atexit.register(_folder.cleanup)

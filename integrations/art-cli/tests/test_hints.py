@@ -120,9 +120,9 @@ def test_one_answer_to_all_tasks_is_told_and_many_right_ones_are_not(tmp_path):
     assert found(tmp_path / "few", own, same, groups=4) == [], "few tasks may have one answer"
 
 
-def evaluation(step, success, n=200):
+def evaluation(step, success, n=200, temperature=None):
     return {
-        "name": "x", "step": step, "temperature": None, "success": success, "n": n,
+        "name": "x", "step": step, "temperature": temperature, "success": success, "n": n,
         "stderr": (success * (1 - success) / n) ** 0.5,
         "interval": wilson_interval(success, n), "counts_successes": True,
     }  # fmt: skip
@@ -158,6 +158,14 @@ def test_held_out_tasks_that_could_not_rise_or_are_too_few_are_not_told(tmp_path
         evaluations=[evaluation(0, before, n), evaluation(9, after, n)],
     )  # fmt: skip
     assert bool(said) == told
+
+
+def test_held_out_tasks_are_compared_at_the_first_temperature(tmp_path):
+    [said] = found(
+        tmp_path, steady, steady, metrics=lambda step: {"success": 0.1 * step + 0.01 * (step % 2)},
+        evaluations=[evaluation(0, 0.5), evaluation(9, 0.4), evaluation(10, 0.9, temperature=1.0)],
+    )  # fmt: skip
+    assert "on 200 held-out tasks it went from 0.5 to 0.4 " in said
 
 
 def test_a_short_run_says_nothing(tmp_path):

@@ -1,6 +1,7 @@
 """The classic email programs: what their environment pays, and training and evaluation end to end."""
 
 import copy
+import importlib
 import json
 import os
 import random
@@ -162,6 +163,26 @@ def test_the_exported_files_are_those_of_the_mailbox():
     for query in export.queries():
         email = environment.select_email(query["email_id"])
         assert environment.calculate_selection_reward(email, query["query"]) == 1.0 and query["answer"] in email["body"]
+
+
+async def test_the_success_rate_counts_the_queries_whose_email_was_selected(monkeypatch, capsys, tmp_path):
+    (tmp_path / "email_database.json").write_text(json.dumps(EMAILS))
+    (tmp_path / "test_queries.json").write_text(json.dumps([{"query": QUERY}] * 4))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(HERE)
+    program = importlib.import_module("evaluate_email_agent")
+    selected = iter(["60", "90", "12", "60"])  # the second is about the same project, the third about another
+
+    class Scripted:
+        def __init__(self, model):
+            pass
+
+        async def select_action(self, state):
+            return {"type": "select", "email_id": next(selected)}
+
+    monkeypatch.setattr(program, "EmailSearchAgent", Scripted)
+    await program.evaluate_agent(untrained=True)
+    assert "Overall Success Rate: 50.00%" in capsys.readouterr().out
 
 
 @pytest.mark.engines

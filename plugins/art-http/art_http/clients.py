@@ -24,10 +24,13 @@ from art_core.plugin_api import Target
 KEYS = frozenset(
     {
         "authorization", "x-api-key", "api-key", "x-goog-api-key", "ocp-apim-subscription-key", "cf-aig-authorization",
-        "x-portkey-api-key", "x-amz-security-token", "proxy-authorization", "cookie", "host",
+        "x-portkey-api-key", "x-amz-security-token", "proxy-authorization", "cookie", "host", "openai-organization",
+        "openai-project",
     }
 )  # fmt: skip
 """Headers of the provider, which are replaced or left out."""
+CUSTOM_HEADERS = ("ANTHROPIC_CUSTOM_HEADERS", "OPENAI_CUSTOM_HEADERS")
+"""Variables with lines ``name: value``, from which the providers' libraries add headers."""
 _forked = False
 
 
@@ -142,8 +145,9 @@ async def _aiohttp(target: Target, send: Callable[..., Any], session: Any, metho
     unset = dict.fromkeys(("_default_proxy", "_default_proxy_auth", "_base_url", "_base_url_origin"))
     if not target.keeps_keys:
         unset["_default_auth"] = None
+    left_out = _left_out(target)
     defaults = type(session.headers)(
-        (name, value) for name, value in session.headers.items() if name.lower() not in _left_out(target)
+        (name, value) for name, value in session.headers.items() if name.lower() not in left_out
     )
     jar = aiohttp.DummyCookieJar()
     vars(direct).update(unset, _trust_env=False, _middlewares=(), _default_headers=defaults, _cookie_jar=jar)
@@ -166,12 +170,16 @@ FOR_THE_PROVIDER = frozenset(
 
 
 def _headers(headers: Mapping[Any, str], target: Target) -> dict[str, str]:
+    left_out = _left_out(target)
     named = ((name.decode("latin-1") if isinstance(name, bytes) else name, value) for name, value in headers.items())
-    return {name: value for name, value in named if name.lower() not in _left_out(target)} | target.headers
+    return {name: value for name, value in named if name.lower() not in left_out} | target.headers
 
 
 def _left_out(target: Target) -> frozenset[str]:
-    return frozenset({"host"}) if target.keeps_keys else KEYS
+    if target.keeps_keys:
+        return frozenset({"host"})
+    lines = "\n".join(os.environ.get(variable, "") for variable in CUSTOM_HEADERS).split("\n")
+    return KEYS.union(line.partition(":")[0].strip().lower() for line in lines)
 
 
 @functools.lru_cache(64)

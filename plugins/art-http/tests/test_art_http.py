@@ -253,7 +253,10 @@ async def test_a_call_to_a_provider_is_answered_by_the_policy_whatever_sends_it(
     assert len(trajectory.calls) == 2
 
 
-CREDENTIALS = {"Authorization": "Basic secret", "x-api-key": "secret", "api-key": "secret", "Cookie": "id=secret"}
+CREDENTIALS = {
+    "Authorization": "Basic secret", "x-api-key": "secret", "api-key": "secret", "Cookie": "id=secret",
+    "OpenAI-Organization": "secret", "OpenAI-Project": "secret", "X-Gateway-Key": "secret",
+}  # fmt: skip
 TITLE = "Zürich".encode()
 """A header that isn't ASCII."""
 
@@ -292,7 +295,8 @@ def at(url, *passthrough):
 
 
 @pytest.mark.parametrize("post", [with_session_keys, with_client_keys, with_pool_keys, with_aiohttp_keys])
-def test_the_providers_keys_stay_here(post):
+def test_the_providers_keys_stay_here(post, monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "x-title-of: me\nx-gateway-key: secret")
     seen = []
 
     async def answer(request):

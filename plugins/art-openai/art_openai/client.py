@@ -173,7 +173,20 @@ os.register_at_fork(after_in_child=lambda: (_client.cache_clear(), _async_client
 
 
 def _settings() -> dict[str, Any]:
-    return {"api_key": "set-per-call", "base_url": "http://set-per-call"}
+    from openai import Omit
+
+    # The library reads these from the environment, for its provider.
+    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
+    names = {
+        "OpenAI-Organization",
+        "OpenAI-Project",
+        *(line.partition(":")[0].strip() for line in lines if ":" in line),
+    }
+    return {
+        "api_key": "set-per-call",
+        "base_url": "http://set-per-call",
+        "default_headers": {name: Omit() for name in names},
+    }
 
 
 def _pool() -> dict[str, Any]:

@@ -105,7 +105,12 @@ async def test_every_async_way_of_asking_is_covered(stub, async_client):
     assert stub.of(None) == []
 
 
-async def test_whatever_the_agents_client_carries_stays_with_its_own_provider(stub):
+async def test_whatever_the_agents_client_carries_stays_with_its_own_provider(stub, monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "mine")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "mine")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "x-gateway-key: secret\nAuthorization: Bearer secret")
+    art_openai.client._client.cache_clear()
+
     def no_request(request) -> None:
         raise AssertionError(f"the agent's own connections were used for {request.url}")
 
@@ -121,7 +126,8 @@ async def test_whatever_the_agents_client_carries_stays_with_its_own_provider(st
             assert (await client.chat.completions.create(model="m", messages=HELLO)).choices
     assert len(stub.of("r")) == 4
     assert {asked.headers["authorization"] for asked in stub.asked} == {"Bearer key-r"}
-    assert not {"x-own", "openai-organization"} & {name for asked in stub.asked for name in asked.headers}
+    kept = {"x-own", "x-gateway-key", "openai-organization", "openai-project"}
+    assert not kept & {name for asked in stub.asked for name in asked.headers}
 
 
 def test_the_librarys_own_functions_are_a_client_too(stub, monkeypatch):
