@@ -118,7 +118,7 @@ async def optimize(
     parts["plugins"] = WithCandidate(Path(run_dir).expanduser() / CANDIDATE)
     screen = display(progress)
     with screen:
-        screen.phase("starting the engine", None)
+        screen.phase("starting the gateway" if model == "live" else "starting the engine", None)
         async with art.open_run(run_dir, model=str(model), **parts, **settings) as run:
             resolved = run.reward(reward)
             check_same(run, {"agent": agent, "reward": resolved, "tasks": sorted(map(task_id, tasks))})
