@@ -537,6 +537,7 @@ def test_the_next_round_leaves_out_the_held_out_tasks_of_the_last(tmp_path, monk
     options = "--known held_out.jsonl --share 0 --out new.jsonl --held-out none.jsonl"
     result = run("from", "rows.jsonl", *options.split())
     assert result.exit_code == 0, result.output
+    assert "next: art eval AGENT new.jsonl " in result.output, "the file with tasks"
     assert [json.loads(line)["input"] for line in (tmp_path / "new.jsonl").read_text().splitlines()] == [
         "when do you open"
     ]
