@@ -152,8 +152,8 @@ class Run:
 
         A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under it before, in any
         process, are read from the store, with their scores if the reward named ``scored_by`` scored the group. Interrupted
-        ones resume after their last answer if the agent repeats its requests. Raises CaptureError if no rollout made a call
-        here, unless ``allow_no_calls``, and in the first step if ``train_nodes`` made none. ``step``: as in ``rollout``.
+        ones resume after their last answer if the agent repeats its requests. Raises CaptureError if no rollout recorded
+        a call, unless ``allow_no_calls``, and in the first step if ``train_nodes`` made none. ``step``: as in ``rollout``.
         """
         check_tasks(tasks)
         use_rollout_executor()
