@@ -365,6 +365,13 @@ async def test_rollouts_of_a_step_carry_its_number(tmp_path):
         ]
 
 
+async def test_a_step_without_groups_is_refused_and_does_not_count(tmp_path):
+    async with run_of(tmp_path) as run:
+        with pytest.raises(ConfigError, match="no groups to learn from"):
+            await run.learn([])
+        assert run.step == 0
+
+
 async def test_rewards_of_single_calls_reach_the_store_and_the_tree(tmp_path):
     """The first turn is rewarded by itself, the second takes what the whole run is worth."""
     order = []

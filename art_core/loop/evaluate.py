@@ -165,7 +165,7 @@ async def evaluate(
     with screen:
         if model != LIVE and weights is None and recorded_settings(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint yet: evaluating its start weights")
-        screen.phase("starting the engine", None)
+        screen.phase("starting the gateway" if model == LIVE else "starting the engine", None)
         async with opened(setup) as run:
             run.on_rollout = screen.advance
             run.store.set_meta("reward", reward_name(scored_by))

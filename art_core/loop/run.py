@@ -12,6 +12,7 @@ from typing import Any
 from art_core import losses, scoring
 from art_core.attribution import exempt, use_rollout_executor
 from art_core.config import LIVE, TrainConfig, check_tasks
+from art_core.errors import ConfigError
 from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.learning import Learning
@@ -149,11 +150,10 @@ class Run:
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under the same key
-        before, in this process or an earlier one, are read from the store, with their scores if the reward named
-        ``scored_by`` scored the whole group. Interrupted rollouts resume after their last answer, as long as the agent
-        makes the same requests. Raises CaptureError if no rollout made a recorded call, unless ``allow_no_calls``, and
-        in the first step if no call was made by ``train_nodes``. ``step`` is as in ``rollout``.
+        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under it before, in any
+        process, are read from the store, with their scores if the reward named ``scored_by`` scored the group. Interrupted
+        ones resume after their last answer if the agent repeats its requests. Raises CaptureError if no rollout recorded
+        a call, unless ``allow_no_calls``, and in the first step if ``train_nodes`` made none. ``step``: as in ``rollout``.
         """
         check_tasks(tasks)
         use_rollout_executor()
@@ -195,12 +195,13 @@ class Run:
     async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
         """Take one optimizer step on the ``teachable`` groups, serve the new weights, and return metrics.
 
-        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even
-        if no group has contrast. With ``max_staleness``, groups with an older call are left out and counted as
-        ``groups_stale``. A step that has begun is finished even if the caller is cancelled; concurrent calls are taken
-        one after the other. ``seconds`` are the seconds that the groups took, by arrow; None means what this run's
-        ``collect`` and ``score`` took since the last step.
+        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even if no
+        group has contrast. With ``max_staleness``, groups with an older call are left out (``groups_stale``). A step that has
+        begun is finished even if the caller is cancelled; concurrent calls are taken in turn. ``seconds`` are what the groups
+        took, by arrow; None: what ``collect`` and ``score`` took since the last step. Raises ConfigError without groups.
         """
+        if not groups:
+            raise ConfigError("there are no groups to learn from: the list is empty; pass at least one scored group")
         return await finished(self._learn(groups, self._timer.taken() if seconds is None else dict(seconds)))
 
     async def _learn(self, groups: Sequence[Group], seconds: dict[str, float]) -> dict[str, float]:
@@ -225,11 +226,10 @@ class Run:
         """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
 
         Trajectories with an error are left out, and with ``min_reward`` those below it; of the others, the calls of
-        ``train_nodes`` are trained. Every epoch shuffles them, with ``batch_size`` trajectories per optimizer step.
-        Each step counts as a step of the run: it is served, written to the run folder and checkpointed. Returns the
-        metrics of each step. Only sampled tokens are trained, at temperature 1 whatever theirs was, because the model
-        itself should say them, and calls that were cut off at their token limit too, whatever ``overlong`` says. Raises
-        ConfigError if nothing is left.
+        ``train_nodes`` are trained. Every epoch shuffles them, with ``batch_size`` per optimizer step. Each step counts as a
+        step of the run: it is served, written to the run folder and checkpointed. Returns the metrics of each step. Only
+        sampled tokens are trained, at temperature 1 whatever theirs was, because the model itself should say them, and calls
+        that were cut off at their token limit too, whatever ``overlong`` says. Raises ConfigError if nothing is left.
         """
         good, seed = sft.chosen(trajectories, min_reward, self.config.train_nodes), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]

@@ -35,7 +35,7 @@ from art_cli.new_plugin import Kind, write_plugin
 from art_cli.resuming import quoted, resume_hint, resumed, same_command
 from art_cli.variables import load_env_file, warn_refused
 from art_core.errors import ArtError
-from art_core.plugin_api import Plugins, left_out, memory, printable, start_early, without_keys
+from art_core.plugin_api import Plugins, left_out, memory, plural, printable, start_early, without_keys
 from art_core.store.run_folder import new_run_dir
 
 _debug = False
@@ -254,9 +254,14 @@ def evaluate(
     settings |= {"to_output": load_object(to_output)} if to_output else {}
     with resume_hint(run_dir, same_command(run_dir), "resumes it"):
         report = art.evaluate_sync(*loaded, reward=load_reward(reward), plugins=with_prompts(prompts), **settings)
+    from art_cli.summary import failures
+
+    failed, error = failures(report.trajectories)
     if not sys.stdout.isatty():  # the same is on stderr for people
-        print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
-    after = (
+        result = {**report.as_json(), "failed": failed, "error": error, "run_dir": str(report.run_dir)}
+        print(json.dumps(result))  # noqa: T201 - the command's result
+    after = f"{failed} of {plural(len(report.trajectories), 'rollout')} failed, most often: {error}\n" if failed else ""
+    after += (
         f"next: art compare OTHER_RUN {quoted(report.run_dir)} compares it with another evaluation of these tasks, "
         f"art view {quoted(report.run_dir)} (with art-server) shows every rollout"
     )

@@ -81,6 +81,12 @@ def advice(result: TrainResult, hints: Sequence[str]) -> list[Advice]:
     )
 
 
+def failures(trajectories: Sequence[Trajectory]) -> tuple[int, str | None]:
+    """Return how many rollouts failed, and the most frequent error with the line that raised it."""
+    errors = [f"{t.error}{f' ({t.error_at})' if t.error_at else ''}" for t in trajectories if t.error]
+    return len(errors), max(errors, key=errors.count, default=None)
+
+
 def evaluation_table(report: Mapping[str, Any]) -> Table:
     """Return a table of the evaluations, with 95 % intervals of success, or of the mean reward if successes are not counted."""
     unscored = any(evaluation.get("unscored") for evaluation in report["evaluations"])

@@ -37,7 +37,8 @@ def compare(
     gate: Annotated[
         str | None,
         typer.Option(
-            help="Conditions that every side but the first must meet: 'success >= live - 0.02, cost <= 0.5 * live'."
+            help="Conditions that every side but the first must meet: 'success >= live - 0.02, cost <= 0.5 * live'. "
+            "Seconds are comparable only if both sides ran under the same load."
         ),
     ] = None,
     strict: Annotated[

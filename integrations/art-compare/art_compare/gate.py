@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 CONDITION = re.compile(rf"(\w+)\s*(>=|<=)\s*(?:({NUMBER})\s*\*\s*)?(\S.*)")
 WITH_MARGIN = re.compile(rf"(.+?)\s*([+-])\s*({NUMBER})")
+BY_REWARD = ("success", "reward")
+"""Measures that mean something else if another reward scored."""
 State = Literal["holds", "fails", "not shown"]
 
 
@@ -96,6 +98,12 @@ def judge(condition: Condition, comparison: Comparison, side: int) -> Verdict:
     reference = 0 if condition.side is None else comparison.index(condition.side)
     pairs = comparison.columns(condition.measure, reference, side)
     name = comparison.sides[side].name
+    first, second = comparison.sides[reference], comparison.sides[side]
+    if condition.side and condition.measure in BY_REWARD and first.reward != second.reward:
+        raise ConfigError(
+            f"{condition.text!r} can't be judged: {first.name} was scored by {first.reward}, {name} by {second.reward}; "
+            "evaluate both with the same --reward"
+        )
     if not len(pairs):
         needs = (
             "--price NAME=PROMPT/SAMPLED for each side without a listed model"

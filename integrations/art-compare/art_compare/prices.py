@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ def read_prices(texts: Sequence[str]) -> dict[str, Price]:
         try:
             prompt, sampled = map(float, price.split("/"))
         except ValueError:
+            prompt = sampled = UNKNOWN
+        if not (0 <= prompt < math.inf and 0 <= sampled < math.inf):
             raise ConfigError(
                 f"--price {text}: pass NAME=PROMPT/SAMPLED, in US dollars per million tokens, such as live=0.15/0.60"
-            ) from None
+            )
         prices[name] = prompt, sampled
     return prices
 

@@ -13,7 +13,7 @@ from typing import Any
 from art_core.errors import ConfigError
 from art_core.plugin_api import plural, task_id, without_keys
 from art_core.store import Store
-from art_core.store.run_folder import store_file
+from art_core.store.run_folder import last_checkpoint, store_file
 from art_core.types import Trajectory
 
 NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
@@ -30,7 +30,7 @@ class Side:
     evaluation: str
     temperature: float | None
     reward: str | None
-    """The name of what scored it."""
+    """The names of what scored it."""
     trajectories: dict[tuple[str, int], Trajectory] = field(repr=False)
     """By the task's id, and how many of the same task came before it."""
 
@@ -95,8 +95,10 @@ def _source(spec: str) -> _Source:
         rows, reward = store.meta("evaluations", []), store.meta("reward")
     names = list(dict.fromkeys(row["name"] for row in rows))
     if not names:
-        measure = f"art eval --model {shlex.quote(str(run_dir))}"
-        raise ConfigError(f"{run_dir} has no evaluation; train with eval_tasks=, or evaluate it with `{measure}`")
+        measure = "pass the folder of an `art eval`"
+        if last_checkpoint(run_dir):
+            measure = f"evaluate it with `art eval --model {shlex.quote(str(run_dir))}`"
+        raise ConfigError(f"{run_dir} has no evaluation; train with eval_tasks=, or {measure}")
     evaluation = wanted or next((each for each in NEWEST_FIRST if each in names), names[-1])
     if evaluation not in names:
         raise ConfigError(f"{run_dir} has no evaluation {evaluation!r}; it has {', '.join(map(repr, names))}")
@@ -140,13 +142,18 @@ def _shown(temperature: float | None) -> str:
 def _side(source: _Source, name: str, temperature: float | None) -> Side:
     seen: Counter[str] = Counter()
     trajectories: dict[tuple[str, int], Trajectory] = {}
+    rewards: set[str] = set()
     with Store(store_file(source.run_dir)) as store:
         for rollout_id in source.rows[temperature]:
             trajectory = store.trajectory(rollout_id)
             id = task_id(trajectory.task)
             trajectories[id, seen[id]] = trajectory
             seen[id] += 1
-    return Side(name, source.run_dir, source.evaluation, temperature, source.reward, trajectories)
+            # eval_reward isn't the run's reward, and `art judge` scores again.
+            newest = [score for score in store.scores(rollout_id) if not score.aside][-1:]
+            rewards |= {score.by for score in newest if score.by is not None and score.reward is not None}
+    reward = ", ".join(sorted(rewards)) or source.reward
+    return Side(name, source.run_dir, source.evaluation, temperature, reward, trajectories)
 
 
 def shared_tasks(sides: Sequence[Side]) -> list[tuple[str, int]]:

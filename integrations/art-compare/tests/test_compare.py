@@ -16,6 +16,7 @@ from art_compare.gate import read_gate
 from art_compare.measures import MEASURES
 from art_compare.sides import Side
 from art_core.errors import ConfigError
+from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 TASKS = [f"task {number}" for number in range(40)]
@@ -157,12 +158,49 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do(runs, tmp_path):
         ((runs["live"], runs["mine"], "--temperature", 1), "not all evaluated at temperature 1"),
         ((runs["live"], runs["mine"], "--gate", "succes >= live"), "is not a condition"),
         ((runs["live"], runs["mine"], "--gate", "success >= other"), "The sides are live, mine"),
-        ((runs["live"], runs["mine"], "--price", "live=1"), "PROMPT/SAMPLED"),
+        *(
+            ((runs["live"], runs["mine"], "--price", f"live={price}"), "PROMPT/SAMPLED")
+            for price in ("1", "-1/1", "1/inf", "nan/1")
+        ),
         ((runs["live"], f"o={evaluation(tmp_path / 'other', (), ['task 100'])}"), "no task in common"),
     ):
         refused = art_compare(*arguments)
         assert refused.exit_code == 2
         assert message in " ".join(refused.output.replace("│", " ").split()), refused.output
+
+
+def test_a_gate_between_sides_that_different_rewards_scored_is_refused(runs, tmp_path):
+    def lenient(trajectory):
+        return 1.0
+
+    other = tmp_path / "other"
+    art.evaluate_sync(AGENT, TASKS, model="tiny", engine=FakeEngine(), reward=lenient, run_dir=other, progress=False)
+    for gate in ("success >= live", "reward >= 0.5 * live"):
+        refused = art_compare(runs["live"], other, "--gate", gate, "--strict")
+        assert refused.exit_code == 2
+        assert "live was scored by reward, other by lenient" in " ".join(refused.output.replace("│", " ").split())
+    shown = art_compare(runs["live"], other, "--gate", "calls <= live + 1, success >= 0.5")
+    assert shown.exit_code == 0 and "scored by different rewards: lenient, reward" in shown.output
+
+
+def test_a_training_runs_side_is_scored_by_the_reward_of_its_evaluations(tmp_path):
+    def exact(trajectory):
+        return 1.0
+
+    trained = tmp_path / "run"
+    art.train_sync(
+        AGENT, TASKS[:4], model="tiny", engine=FakeEngine(), reward=lambda t: float(len(t.task) > 6), eval_reward=exact,
+        run_dir=trained, steps=1, tasks_per_step=1, group_size=2, learner=CountingLearner(), eval_tasks=TASKS[:8],
+        progress=False,
+    )  # fmt: skip
+    assert [side.reward for side in compare(str(trained)).sides] == ["exact", "exact"]
+
+
+def test_a_recording_without_a_checkpoint_is_not_advised_to_be_evaluated_as_a_model(runs, tmp_path):
+    with Store(tmp_path / "run.sqlite"):
+        pass
+    with pytest.raises(ConfigError, match="or pass the folder of an `art eval`"):
+        compare(runs["live"], str(tmp_path))
 
 
 def test_tasks_that_occur_twice_are_paired_in_order(tmp_path):

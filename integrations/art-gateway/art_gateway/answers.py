@@ -16,6 +16,7 @@ import orjson
 
 from art_core.types import FinishReason, JsonDict
 from art_gateway.dialects.bedrock import unframed
+from art_gateway.dialects.reading import read_leniently
 
 LENGTH = frozenset({"length", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_context_window_exceeded"})
 """What the APIs call the end at a token limit."""
@@ -102,13 +103,13 @@ def read_answer(path: str, content: bytes) -> Answer:
 
 def _events(content: bytes) -> Iterator[JsonDict]:
     """Yield the objects of server-sent events, of lines of JSON, or of one whole answer. A line that is cut off is left out."""
-    with suppress(orjson.JSONDecodeError):
-        whole = orjson.loads(content)
+    with suppress(ValueError):
+        whole = read_leniently(content)
         yield from (each for each in (whole if isinstance(whole, list) else [whole]) if isinstance(each, dict))
         return
     for line in content.splitlines():
-        with suppress(orjson.JSONDecodeError):
-            event = orjson.loads(line.removeprefix(b"data:").strip())
+        with suppress(ValueError):
+            event = read_leniently(line.removeprefix(b"data:").strip())
             if isinstance(event, dict):
                 yield event
 
@@ -282,7 +283,7 @@ def _of_invoke(content: bytes) -> Iterator[JsonDict]:
     with suppress(ValueError, LookupError, struct.error):
         for kind, details in unframed(content):
             if kind == "chunk":
-                yield orjson.loads(base64.b64decode(details["bytes"]))
+                yield read_leniently(base64.b64decode(details["bytes"]))
 
 
 _READERS: dict[str, Callable[[Answer, JsonDict], None]] = {

@@ -6,6 +6,7 @@ connection itself are left out, and answers are not compressed, so that they can
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -13,17 +14,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies, proxy_bypass
 
-import orjson
-
 from art_core.capture import TIMED_OUT, UNREACHABLE, Exchange, RelayedCall
 from art_core.errors import UpstreamError
 from art_core.types import Call, JsonDict
 from art_gateway.answers import Choice, read_answer
+from art_gateway.dialects.reading import read_leniently
 
 if TYPE_CHECKING:
     import aiohttp
     from multidict import CIMultiDict
 
+log = logging.getLogger("art_gateway")
 OWN = "x-art-"
 """What the headers begin with that are for this server only."""
 OF_CONNECTIONS = frozenset(
@@ -196,8 +197,9 @@ class _Recording:
         """
         body: Any = {}
         with suppress(ValueError):
-            body = orjson.loads(self._call.body)
+            body = read_leniently(self._call.body)
         if not isinstance(body, dict):
+            log.warning("call %s is recorded without its request, which isn't a JSON object", self._call.request_id)
             return {}
         if self._call.model is not None:
             body = {"model": self._call.model, **body}

@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import orjson
-
 from art_core.capture import Dialect, Exchange
 from art_core.errors import UpstreamError
 from art_core.types import Call
 from art_gateway.app import Gateway, Ledger
+from art_gateway.dialects.reading import read_leniently
 from art_gateway.text import Conversations
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class TextGateway(Gateway):
     def _conversation(self, dialect: Dialect, body: bytes) -> str:
         """Return the id of the conversation that a request continues, or of a new one."""
         with suppress(ValueError, UpstreamError, *ODD):
-            request = orjson.loads(body)
+            request = read_leniently(body)
             messages = dialect.to_chat(request).get("messages") if isinstance(request, dict) else None
             if id := self.ledger.conversations.continued(messages or []):
                 return id

@@ -11,8 +11,10 @@ import httpx
 import openai
 import pytest
 from http_server import serving_app
+from typer.testing import CliRunner
 
 import art_core as art
+from art_cli.main import app
 from art_core.errors import CaptureError, ConfigError
 from art_core.plugin_api import inside_rollout
 from art_core.store import Store
@@ -333,3 +335,30 @@ def test_a_baseline_needs_no_torch(provider, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["mean_reward"] == 1 and len(provider.requests) == 2
+
+
+AGENT = """
+import openai
+
+def agent(task):
+    client = openai.OpenAI(base_url={url!r}, api_key="k", max_retries=0)
+    return client.chat.completions.create(model="m", messages=[{{"role": "user", "content": task}}])
+
+def reward(trajectory):
+    return 0.0
+"""
+
+
+@pytest.mark.system
+def test_art_eval_counts_failed_rollouts_and_names_the_most_frequent_error(provider, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "live_agent.py").write_text(AGENT.format(url=provider.base_url))
+    tasks = [f"Please do {name}." for name in ("refused-000", "refused-000", "task-001")]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    options = ["--reward", "live_agent.py:reward", "--live", "--run-dir", "run"]
+    result = CliRunner().invoke(app, ["eval", "live_agent.py:agent", "tasks.json", *options])
+    assert result.exit_code == 0, result.output
+    assert "2 of 3 rollouts failed, most often: BadRequestError: " in result.stderr
+    assert "starting the engine" not in result.stderr
+    report = json.loads(result.stdout)
+    assert report["failed"] == 2 and "refused-000 is refused" in report["error"]

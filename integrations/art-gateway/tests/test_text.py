@@ -164,6 +164,45 @@ async def test_messages_of_an_unexpected_form_pass_to_the_provider_and_are_recor
         assert isinstance(message.get("tool_calls") or [], list), "as those who read calls rely on"
 
 
+@pytest.mark.parametrize(
+    ("fields", "said", "shown"),
+    [({}, "Hi \ud83d", "Hi \ufffd"), ({"top_p": float("nan")}, "Hi", "Hi")],
+    ids=["half an emoji", "NaN"],
+)
+async def test_requests_and_answers_that_strict_json_refuses_are_recorded(start, another_upstream, fields, said, shown):
+    class Echo(another_upstream):
+        async def answer(self, writer, request):
+            message = {"role": "assistant", "content": said}
+            self.send(writer, 200, json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}))
+
+    body = json.dumps({"model": "m", "messages": [user(said)], **fields})
+    async with (
+        Echo() as provider,
+        start(upstreams=[TextUpstream(provider.url)], dialects=dialects(), kind=TextGateway) as desk,
+        desk.client.post(f"{desk.url}/v1/chat/completions", data=body) as response,
+    ):
+        assert response.status == 200
+        [rollout] = desk.store.rollouts()
+        [call] = desk.store.calls(rollout.rollout_id)
+    assert [message["content"] for message in call.messages()] == [shown, shown]
+
+
+async def test_an_answer_whose_request_cannot_be_read_is_recorded_with_a_warning(start, another_upstream, caplog):
+    class AnswersAnything(another_upstream):
+        async def answer(self, writer, request):
+            self.send(
+                writer, 200, '{"choices": [{"index": 0, "message": {"content": "fine"}, "finish_reason": "stop"}]}'
+            )
+
+    async with (
+        AnswersAnything() as provider,
+        start(upstreams=[TextUpstream(provider.url)], dialects=dialects(), kind=TextGateway) as desk,
+        desk.client.post(f"{desk.url}/v1/chat/completions", data="[]") as response,
+    ):
+        assert response.status == 200
+    assert "recorded without its request, which isn't a JSON object" in caplog.text
+
+
 async def test_a_model_in_the_path_is_recorded(recording):
     body = {"contents": [{"role": "user", "parts": [{"text": "Please do task-001."}]}]}
     async with recording() as desk:

@@ -19,7 +19,7 @@ from art_core.types import JsonDict
 from art_gepa.components import INSTRUCTIONS
 
 logger = logging.getLogger("art_gepa")
-UNUSED = 20
+UNUSED = 3
 """Number of requests without any of the texts after which a run warns that the file doesn't fit the agent."""
 
 
@@ -154,8 +154,8 @@ class Fixed:
         self._unmatched += not self._matched
         if self._unmatched == UNUSED:
             logger.warning(
-                "the first %d requests contain none of the texts of %s, so the agent runs with its own prompts: the file is for "
-                "another agent, or its texts contain a date", UNUSED, self._file,
+                "the first %d requests contain none of the texts of %s, so they keep the agent's own prompts: the file is for "
+                "another agent or another part of it, or its texts contain a date", UNUSED, self._file,
             )  # fmt: skip
 
 

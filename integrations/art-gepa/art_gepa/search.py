@@ -18,7 +18,16 @@ from typing import Any
 import art_core as art
 from art_core import Group, Report, Run, Trajectory
 from art_core.errors import ArtError, CaptureError, ConfigError, RewardError, ServingDied
-from art_core.plugin_api import Display, check_tasks, describe_error, display, plural, reward_name, task_id
+from art_core.plugin_api import (
+    Display,
+    check_tasks,
+    describe_error,
+    display,
+    plural,
+    reward_name,
+    task_id,
+    without_keys,
+)
 from art_core.types import Engine, Reward, Sampling
 from art_gepa.components import Component, components
 from art_gepa.plugins import WithCandidate
@@ -109,7 +118,7 @@ async def optimize(
     parts["plugins"] = WithCandidate(Path(run_dir).expanduser() / CANDIDATE)
     screen = display(progress)
     with screen:
-        screen.phase("starting the engine", None)
+        screen.phase("starting the gateway" if model == "live" else "starting the engine", None)
         async with art.open_run(run_dir, model=str(model), **parts, **settings) as run:
             resolved = run.reward(reward)
             check_same(run, {"agent": agent, "reward": resolved, "tasks": sorted(map(task_id, tasks))})
@@ -272,8 +281,10 @@ class _Search:
         )  # fmt: skip
 
     def log(self, message: str) -> None:
-        """Show the first line of GEPA's message."""
-        self.screen.say(message.splitlines()[0])
+        """Show the first line of GEPA's message, unless it is a traceback, whose error the line before it names."""
+        line = message.splitlines()[0]
+        if not line.startswith("Traceback"):
+            self.screen.say(without_keys(line))
 
     def evaluate(self, batch: list[Any], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         """Roll out each task once with the candidate's texts, and return the scores."""

@@ -197,7 +197,7 @@ def test_texts_that_do_not_fit_the_agent_are_warned_of_once(tmp_path, caplog):
     dialect = dialect_of(tmp_path / "prompts.json")
     for _ in range(50):
         dialect.to_chat({"messages": [{"role": "system", "content": "Hello on Tuesday."}]})
-    assert [it.getMessage() for it in caplog.records if "the first 20 requests contain none" in it.getMessage()]
+    assert [it.getMessage() for it in caplog.records if "the first 3 requests contain none" in it.getMessage()]
     assert len(caplog.records) == 1
 
 

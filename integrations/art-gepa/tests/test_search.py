@@ -6,6 +6,7 @@ import random
 
 import pytest
 from openai import AsyncOpenAI
+from screens import Lines
 
 import art_audit
 import art_core as art
@@ -70,7 +71,8 @@ def extends(prompt):
 
 async def search(run_dir, reflector, **settings):
     usual = {"agent": agent, "tasks": TASKS, "reward": reward, "engine": FakeEngine(reply), "rollouts": 60}
-    return await optimize(model="tiny", reflector=reflector, run_dir=run_dir, progress=False, **{**usual, **settings})
+    usual |= {"progress": False, **settings}
+    return await optimize(model="tiny", reflector=reflector, run_dir=run_dir, **usual)
 
 
 async def test_a_better_prompt_is_found_written_and_used(tmp_path, monkeypatch):
@@ -292,6 +294,20 @@ async def test_a_reflector_that_returns_no_text_ends_the_search(tmp_path):
 
     with pytest.raises(ArtError, match="silent failed: ValueError: it returned None, not a text"):
         await search(tmp_path / "run", silent)
+
+
+async def test_an_error_of_the_reflector_is_shown_without_keys_and_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-proj-SECRET")
+
+    def down(prompt):
+        raise OSError("refused: sk-proj-SECRET")
+
+    screen = Lines()
+    with pytest.raises(ArtError, match="down failed"):
+        await search(tmp_path / "run", down, progress=screen)
+    shown = "\n".join(screen.lines)
+    assert "reflection failed (refused: ***)" in shown
+    assert "SECRET" not in shown and "Traceback" not in shown
 
 
 async def test_a_cancelled_search_leaves_nothing_running(tmp_path):

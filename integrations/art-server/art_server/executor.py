@@ -32,7 +32,9 @@ class Workers(ExecutorBase):
 
     def gate(self, agent: object) -> Gate:
         """Return what rollouts wait for, a free worker; their time starts afterwards."""
-        return self._roster.gate(agent.pool if isinstance(agent, Assignment) else Assignment().pool)
+        pool = agent.pool if isinstance(agent, Assignment) else Assignment().pool
+        self._roster.warn_without_worker(pool)
+        return self._roster.gate(pool)
 
 
 class RemoteAgent:

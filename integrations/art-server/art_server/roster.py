@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from starlette.websockets import WebSocket
 
 from art_core.errors import CaptureError, ConfigError, RolloutLost
+from art_core.plugin_api import plural
 from art_server.clients import RECONNECTED, REPLACED, TOO_MANY_BAD, Client, Pending, Socket, sockets_closed
 from art_server.gate import Gate
 from art_server.messages import (
@@ -38,6 +39,8 @@ log = logging.getLogger("art_server")
 
 LEASE = 30.0
 """Seconds of silence after which a worker's episodes go to other workers."""
+NO_WORKER = 5.0
+"""Seconds that rollouts wait before a pool without workers is logged."""
 MAX_BAD_MESSAGES = 20
 """Bad messages in one connection after which it is closed."""
 ATTEMPTS = 5
@@ -167,6 +170,19 @@ class TrainingServer:
         if gate is None:
             gate = self._gates[pool] = Gate(lambda: self._capacity(pool))
         return gate
+
+    def warn_without_worker(self, pool: str) -> None:
+        """Log after ``NO_WORKER`` seconds that rollouts wait, if ``pool`` has no worker then."""
+
+        def warn() -> None:
+            gate = self._gates.get(pool)
+            if gate and gate.waiting and not self._capacity(pool):
+                log.warning(
+                    "%s wait, because no worker serves pool %s; start one: art worker SERVER --id NAME --agent AGENT --pool %s",
+                    plural(gate.waiting, "rollout"), pool, pool,
+                )  # fmt: skip
+
+        asyncio.get_running_loop().call_later(NO_WORKER, warn)
 
     def publish(self, model_state: ModelState) -> None:
         """Notify every connected and future worker which weights are served."""

@@ -224,6 +224,15 @@ def test_hostile_output_is_shown_as_text(tmp_path, desk):
     assert HOSTILE in page.locator(".message.user").inner_text()
 
 
+def test_a_long_error_does_not_widen_the_page(tmp_path, desk):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("r", task="t", step=1, split="train", group="g", task_id="t")
+        store.finish_rollout("r", output=None, error="ValueError: " + "no such order, " * 50 + "x" * 5000)
+    page = desk.open(f"{desk.view(tmp_path)}#/run/{tmp_path.name}/rollout/r")
+    page.wait_for_selector(".chip.bad")
+    assert_no_horizontal_scroll(page)
+
+
 def test_empty_and_damaged_runs_show_a_message(tmp_path, desk):
     with Store(tmp_path / "fresh" / "run.sqlite"):
         pass

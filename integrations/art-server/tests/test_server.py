@@ -58,6 +58,20 @@ async def test_scoring_and_learning_are_those_of_a_run_that_is_held_here(serving
         assert {score.by for score in server.run.store.scores(groups[0].trajectories[0].rollout_id)} == {"unlike"}
 
 
+async def test_a_pool_without_a_worker_is_logged_while_rollouts_wait_for_one(serving, monkeypatch, caplog):
+    monkeypatch.setattr("art_server.roster.NO_WORKER", 0.2)
+    async with serving() as server, server.connect() as run, server.worker("a", agent):
+        await run.collect(None, ["one"], group_size=1)
+        await asyncio.sleep(0.3)
+        assert "no worker serves" not in caplog.text
+        collecting = asyncio.create_task(run.collect(None, ["one"], group_size=2, pool="gpus"))
+        async with asyncio.timeout(20):
+            while "2 rollouts wait, because no worker serves pool gpus; start one: art worker " not in caplog.text:
+                await asyncio.sleep(0.05)
+        async with server.worker("b", agent, pool="gpus"):
+            assert len((await collecting)[0].trajectories) == 2
+
+
 async def test_an_agent_given_to_collect_runs_here_and_nowhere_else(serving):
     async with serving() as server, server.worker("elsewhere", agent) as elsewhere, server.connect() as run:
         seen = []

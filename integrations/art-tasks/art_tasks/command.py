@@ -128,7 +128,8 @@ def from_(
     say(f"{held_out}: {plural(len(curated.held_out), 'task')} of the newest conversations, held out")
     if not redact:
         say("the files contain what users wrote, including any secrets: --redact replaces keys and personal data")
-    say(f"next: art eval AGENT {shlex.quote(str(held_out))} --reward REWARD --live --run-dir runs/live")
+    measured = held_out if curated.held_out else out
+    say(f"next: art eval AGENT {shlex.quote(str(measured))} --reward REWARD --live --run-dir runs/live")
 
 
 app.command(

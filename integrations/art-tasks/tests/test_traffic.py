@@ -4,6 +4,7 @@ import json
 import random
 import string
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -206,6 +207,8 @@ def test_a_gateways_conversations_ask_what_their_users_said_first(tmp_path):
         store.add_rollout("c3", task={"input": "named by the client", "answer": 7}, split="gateway")
         store.record("c3", text_call(first, "yes"))
         store.add_rollout("c4", task="c4", split="gateway")
+        store.add_rollout("c5", task="c5", split="gateway")
+        store.record("c5", replace(text_call(first, "yes"), request={}))
     traffic = read(tmp_path)
     one, two, three = traffic.requests
     assert (one.input, one.answer, one.system, one.conversation) == (
@@ -217,7 +220,15 @@ def test_a_gateways_conversations_ask_what_their_users_said_first(tmp_path):
     assert one.time is not None
     assert two.input == chat(("user", "hello"), ("user", "anybody there?"))
     assert three.input == "named by the client"
-    assert traffic.unread == {"a rollout without a call": 1}
+    assert traffic.unread == {"a rollout without a call": 1, "a rollout without a readable request": 1}
+
+
+def test_an_answer_that_was_cut_off_is_left_out(tmp_path):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("c1", task="c1", split="gateway")
+        store.record("c1", replace(text_call(chat(("user", "a long story")), "Once upon"), finish_reason="aborted"))
+    [request] = read(tmp_path).requests
+    assert (request.input, request.answer) == ("a long story", None)
 
 
 def test_a_recorded_tasks_other_fields_stay_with_it_for_its_reward(tmp_path):
@@ -526,6 +537,7 @@ def test_the_next_round_leaves_out_the_held_out_tasks_of_the_last(tmp_path, monk
     options = "--known held_out.jsonl --share 0 --out new.jsonl --held-out none.jsonl"
     result = run("from", "rows.jsonl", *options.split())
     assert result.exit_code == 0, result.output
+    assert "next: art eval AGENT new.jsonl " in result.output, "the file with tasks"
     assert [json.loads(line)["input"] for line in (tmp_path / "new.jsonl").read_text().splitlines()] == [
         "when do you open"
     ]

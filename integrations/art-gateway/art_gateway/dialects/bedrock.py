@@ -26,6 +26,7 @@ from art_gateway.dialects.reading import (
     names,
     object_of,
     objects,
+    read_leniently,
     refuse_unknown,
     refused,
     text_of,
@@ -152,7 +153,7 @@ def unframed(content: bytes) -> Iterator[tuple[str, JsonDict]]:
             name, head = head[1 : 1 + head[0]].decode(), head[1 + head[0] :]
             _, size = struct.unpack_from(">BH", head)
             headers[name], head = head[3 : 3 + size].decode(), head[3 + size :]
-        yield headers.get(":event-type", ""), orjson.loads(payload)
+        yield headers.get(":event-type", ""), read_leniently(payload)
         content = content[length:]
 
 

@@ -31,6 +31,21 @@ def malformed(message: str) -> UpstreamError:
     return UpstreamError(message, status=400, code="invalid_request")
 
 
+def read_leniently(content: bytes) -> Any:
+    """Return JSON with "\ufffd" for lone surrogates, which JavaScript writes for half an emoji, and None for NaN and infinities.
+
+    Raises ValueError for what isn't JSON.
+    """
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        try:
+            text = json.dumps(json.loads(content, parse_constant=lambda _: None), ensure_ascii=False)
+            return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+
+
 def objects(value: Any, where: str) -> list[JsonDict]:
     """Return ``value``, which must be a list of JSON objects."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):

@@ -95,11 +95,12 @@ def _of_trajectory(trajectory: Trajectory) -> Request:
         facts = {name: it for name, it in task.items() if name != "input"} if isinstance(task, dict) else {}
         return Request(task_input(task), id, trajectory.output, facts=facts, **fields)
     if not messages:
-        raise Unreadable("a rollout without a call")
+        raise Unreadable("a rollout without a readable request" if calls else "a rollout without a call")
     answer = trajectory.output
     if answer is None:  # what was said before the user went on
         turns = [sum(message.get("role") == "user" for message in call.request.get("messages") or ()) for call in calls]
-        answer = [call for call, said in zip(calls, turns, strict=True) if said <= turns[0]][-1].response.get("content")
+        last = [call for call, said in zip(calls, turns, strict=True) if said <= turns[0]][-1]
+        answer = None if last.finish_reason == "aborted" else last.response.get("content")
     return Request(asked(messages), id, answer, **fields)
 
 
