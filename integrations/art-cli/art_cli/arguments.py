@@ -118,15 +118,14 @@ def _own_code(failure: str) -> Iterator[None]:
         yield
     except ArtError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         places = [it for it in traceback.extract_tb(error.__traceback__) if not _is_library(it.filename)]
         if isinstance(error, SyntaxError) or not places:
             line = ""  # a SyntaxError's own text has it
         else:
             line = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})"
-        raise ConfigError(
-            f"{failure}: {type(error).__name__}: {error}{line}; the option --debug prints the traceback"
-        ) from error
+        said = "it calls sys.exit()" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{failure}: {said}{line}; the option --debug prints the traceback") from error
 
 
 def _is_library(file: str) -> bool:

@@ -120,12 +120,14 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
     (tmp_path / "broken.py").write_text("import os\nimport not_there_at_all\n")
     (tmp_path / "failing.py").write_text("def tasks():\n    return [1 / 0]\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit()\n")
     (tmp_path / "latin.jsonl").write_bytes('"one"\n"zwölf"\n'.encode("latin-1"))
     (tmp_path / ".agents").write_text("")
     for arguments, said in [
         (("train", "nope.py:agent", "tasks.jsonl"), "no such file: nope.py"),
         (("train", "broken.py:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
         (("train", "broken:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
+        (("train", "leaving.py:agent", "tasks.jsonl"), "it calls sys.exit() (leaving.py, line 2)"),
         (("train", "nope:agent", "tasks.jsonl"), "No module named 'nope'; run art in a folder from which"),
         (
             ("train", "agent.py:build_agent", "failing.py:tasks"),
