@@ -46,8 +46,8 @@ class Commands(TyperGroup):
 
 
 def stand_in_key() -> None:
-    """Set a placeholder OPENAI_API_KEY if none is set: clients can't be created without one, and the policy ignores it."""
-    os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    """Set a placeholder OPENAI_API_KEY if none is set or it is empty: clients need one, and the policy ignores it."""
+    os.environ["OPENAI_API_KEY"] = os.environ.get("OPENAI_API_KEY") or "unused: the policy answers"
 
 
 def load_example() -> Any:
