@@ -178,6 +178,10 @@ def _called(thing: Any) -> Any:
 def load_tasks(where: str) -> list[Any]:
     """Return the tasks of a .jsonl or .json file, or of a named object."""
     if not where.endswith((".jsonl", ".json")):
+        if ":" not in where:
+            raise ConfigError(
+                f"{where!r} does not name tasks; write FILE.jsonl (a task per line), FILE.json (a list) or FILE.py:NAME"
+            )
         named = load_object(where)
         with _own_code(f"{where} failed"):
             return _task_list(_called(named), where, "a list, or a function without arguments that returns one")
@@ -188,7 +192,7 @@ def load_tasks(where: str) -> list[Any]:
         return _task_list(_parse_json(_read_text(path), where), where, "a list")
     # splitlines would also split at U+2028, within a task.
     lines = enumerate(_read_text(path).split("\n"), start=1)
-    return [_parse_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+    return [_parse_json(line, where, number) for number, line in lines if line.strip()]
 
 
 def _read_text(path: Path) -> str:
@@ -207,11 +211,12 @@ def _task_list(tasks: Any, where: str, wanted: str) -> list[Any]:
     return list(tasks)
 
 
-def _parse_json(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str, first_line: int = 1) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from error
+        place = f"line {first_line - 1 + error.lineno}, column {error.colno}"
+        raise ConfigError(f"{where}, {place}: not JSON: {error.msg}") from error
 
 
 def with_prompts(file: str | None) -> Any:
@@ -227,6 +232,8 @@ def with_prompts(file: str | None) -> Any:
 
 def load_reward(where: str) -> str | Callable[..., Any]:
     """Return the function that ``MODULE:NAME`` names; a name without a colon is a registered reward."""
+    if where.endswith(".py"):
+        raise ConfigError(f"{where!r} does not name a reward; write {where}:NAME")
     return load_object(where) if ":" in where else where
 
 

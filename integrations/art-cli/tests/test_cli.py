@@ -10,7 +10,7 @@ from pathlib import Path
 import doc_shell
 import pytest
 
-from art_cli.arguments import load_tasks
+from art_cli.arguments import load_reward, load_tasks
 from art_core import load_trajectories
 from art_core.errors import ConfigError
 
@@ -187,6 +187,30 @@ def test_tasks_may_begin_with_a_byte_order_mark_and_other_encodings_are_refused(
     file.write_text(text, encoding="utf-16")
     with pytest.raises(ConfigError, match=rf"{name}, line 1: the byte 0xff is not UTF-8; save the file as UTF-8"):
         load_tasks(str(file))
+
+
+def test_a_task_file_of_another_form_is_refused_with_the_forms_that_are_read(tmp_path):
+    file = tmp_path / "tasks.csv"
+    file.write_text("one\ntwo\n")
+    with pytest.raises(ConfigError, match=r"tasks.csv' does not name tasks; write FILE.jsonl \(a task per line\)"):
+        load_tasks(str(file))
+
+
+def test_what_is_not_json_is_named_by_its_line_and_column(tmp_path):
+    lines, whole = tmp_path / "tasks.jsonl", tmp_path / "tasks.json"
+    lines.write_text('{"input": 1}\n"a",\n')
+    whole.write_text('["a"\n"b"]')
+    for file, place in (
+        (lines, "jsonl, line 2, column 4: not JSON: Extra data"),
+        (whole, "json, line 2, column 1: not"),
+    ):
+        with pytest.raises(ConfigError, match=place):
+            load_tasks(str(file))
+
+
+def test_a_reward_file_without_a_name_is_refused_with_the_form_to_write():
+    with pytest.raises(ConfigError, match=r"'agent.py' does not name a reward; write agent.py:NAME"):
+        load_reward("agent.py")
 
 
 @pytest.mark.system
