@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from art_cli.arguments import load_agent
+from art_cli.summary import failures
 from art_core import open_run
 from art_core.testing import CountingLearner, FakeEngine, scripted_reply
 from art_core.types import JsonDict, Trajectory
@@ -48,7 +49,8 @@ def show_calls(where: str, task: str, call_tools: bool) -> None:
     console = Console(markup=False, soft_wrap=True)
     console.print(table if calls else "the agent made no model call that was seen")
     if error:
-        console.print(f"the agent failed: {error}")
+        console.print(f"the agent failed: {failures([trajectory])[1]}")
+        console.print(f"its task was {task!r}; --task passes another, as text or JSON")
     if not call_tools and (offered := _offered(trajectory)):
         lack = ", and the agent may have failed for that" if error else ""
         calling = "--tools calls each once, for real, with made-up arguments"

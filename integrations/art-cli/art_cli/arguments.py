@@ -46,8 +46,8 @@ class Commands(TyperGroup):
 
 
 def stand_in_key() -> None:
-    """Set a placeholder OPENAI_API_KEY if none is set: clients can't be created without one, and the policy ignores it."""
-    os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    """Set a placeholder OPENAI_API_KEY if none is set or it is empty: clients need one, and the policy ignores it."""
+    os.environ["OPENAI_API_KEY"] = os.environ.get("OPENAI_API_KEY") or "unused: the policy answers"
 
 
 def load_example() -> Any:
@@ -118,15 +118,14 @@ def _own_code(failure: str) -> Iterator[None]:
         yield
     except ArtError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         places = [it for it in traceback.extract_tb(error.__traceback__) if not _is_library(it.filename)]
         if isinstance(error, SyntaxError) or not places:
             line = ""  # a SyntaxError's own text has it
         else:
             line = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})"
-        raise ConfigError(
-            f"{failure}: {type(error).__name__}: {error}{line}; the option --debug prints the traceback"
-        ) from error
+        said = "it calls sys.exit()" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{failure}: {said}{line}; the option --debug prints the traceback") from error
 
 
 def _is_library(file: str) -> bool:
@@ -179,6 +178,10 @@ def _called(thing: Any) -> Any:
 def load_tasks(where: str) -> list[Any]:
     """Return the tasks of a .jsonl or .json file, or of a named object."""
     if not where.endswith((".jsonl", ".json")):
+        if ":" not in where:
+            raise ConfigError(
+                f"{where!r} does not name tasks; write FILE.jsonl (a task per line), FILE.json (a list) or FILE.py:NAME"
+            )
         named = load_object(where)
         with _own_code(f"{where} failed"):
             return _task_list(_called(named), where, "a list, or a function without arguments that returns one")
@@ -189,7 +192,7 @@ def load_tasks(where: str) -> list[Any]:
         return _task_list(_parse_json(_read_text(path), where), where, "a list")
     # splitlines would also split at U+2028, within a task.
     lines = enumerate(_read_text(path).split("\n"), start=1)
-    return [_parse_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+    return [_parse_json(line, where, number) for number, line in lines if line.strip()]
 
 
 def _read_text(path: Path) -> str:
@@ -208,11 +211,12 @@ def _task_list(tasks: Any, where: str, wanted: str) -> list[Any]:
     return list(tasks)
 
 
-def _parse_json(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str, first_line: int = 1) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from error
+        place = f"line {first_line - 1 + error.lineno}, column {error.colno}"
+        raise ConfigError(f"{where}, {place}: not JSON: {error.msg}") from error
 
 
 def with_prompts(file: str | None) -> Any:
@@ -228,6 +232,8 @@ def with_prompts(file: str | None) -> Any:
 
 def load_reward(where: str) -> str | Callable[..., Any]:
     """Return the function that ``MODULE:NAME`` names; a name without a colon is a registered reward."""
+    if where.endswith(".py"):
+        raise ConfigError(f"{where!r} does not name a reward; write {where}:NAME")
     return load_object(where) if ":" in where else where
 
 

@@ -62,12 +62,16 @@ class Starter:
             f"kept  {name}, which exists (if it is for another agent, delete it and run this again)"
             for name in self.kept
         ]
+        if "held_out.jsonl" not in [*self.written, *self.kept]:
+            lines.append(
+                "no held_out.jsonl: move some tasks of tasks.jsonl there, which measure and are not trained on"
+            )
         return "\n".join(
             [
                 *lines,
                 "next: put your tasks into tasks.jsonl and held_out.jsonl and your reward into train.py, or let a coding "
-                "agent do it with the skill train-agent; then:",
-                f"  art doctor --agent {shlex.quote(str(self.agent))}",
+                "agent do it with the skill train-agent; then, with an input of your agent (text or JSON) as INPUT:",
+                f"  art doctor --agent {shlex.quote(str(self.agent))} --task INPUT",
                 "  python train.py --dry-run",
             ]
         )
@@ -93,6 +97,8 @@ def write_starter(where: str | None, folder: Path) -> Starter:
         if path.exists():
             starter.kept.append(name)
             continue
+        if name == "held_out.jsonl" and "tasks.jsonl" in starter.kept:
+            continue  # examples beside the user's tasks would be of another form
         path.parent.mkdir(parents=True, exist_ok=True)
         text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
         path.write_text(Template(text).substitute(words), encoding="utf-8")

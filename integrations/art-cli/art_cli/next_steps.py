@@ -33,12 +33,14 @@ def next_steps(
     after: str = "after",
     suspicious: bool = False,
     steps: int = 0,
+    solved: bool = False,
     given: Mapping[str, Any] | None = None,
 ) -> list[Advice]:
     """Return what to do after training, most important first.
 
     ``verdicts``: of the held-out evaluations, by temperature. ``after``: the newest one's name. ``suspicious``: whether there are
-    signs of reward hacking. ``given``: the arguments of ``art train``'s last start, if it started the run.
+    signs of reward hacking. ``solved``: whether all held-out tasks were solved before and after. ``given``: the arguments of
+    ``art train``'s last start, if it started the run.
     """
     folder, given = shlex.quote(str(run_dir)), given or {}
     resume, worse = f"art train --resume {folder}" if given else None, "worse" in verdicts
@@ -65,9 +67,13 @@ def next_steps(
             advice.append(
                 Advice("Write the weights as a model folder, for vLLM or transformers.", f"art export {folder}")
             )
+    elif solved:
+        advice.append(
+            Advice("Train and evaluate on harder tasks: all held-out tasks were solved before training, too.")
+        )
     elif not ended and not suspicious:
         longer = f"{resume} --steps {2 * steps}" if resume and steps else None
-        advice.append(Advice("Train longer, or evaluate on more held-out tasks: the interval includes 0.", longer))
+        advice.append(Advice("Train longer, or evaluate on more held-out tasks: the difference may be chance.", longer))
     return advice
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from art_cli.change import paired_change, results
+from art_cli.change import FEW, paired_change, results
 from art_cli.hints import hints_of
 from art_cli.next_steps import Advice, next_steps
 from art_cli.resuming import quoted
@@ -75,6 +76,7 @@ def advice(result: TrainResult, hints: Sequence[str]) -> list[Advice]:
         result.run_dir,
         ended="rule" if result.report.get("stopped") else None,
         verdicts=[it.verdict] if it else [],
+        solved=it is not None and {*results(result.before), *results(result.after)} == {1.0},
         suspicious=bool(hints),
         steps=result.report["steps"],
         given=command["given"],
@@ -119,7 +121,8 @@ def verdict(before: Report, after: Report) -> str:
     unscored = len(before.trajectories) - it.tasks
     left_out = f"; {unscored} without a score before or after left out" if unscored else ""
     tasks = plural(it.tasks, "task")
-    return f"{said}: {value:+.3g} {unit} (95 %: {low:+.3g} to {high:+.3g}) on the same {tasks}{left_out}"
+    interval = f"95 %: {low:+.3g} to {high:+.3g}" if it.high < math.inf else f"an interval needs {FEW} tasks"
+    return f"{said}: {value:+.3g} {unit} ({interval}) on the same {tasks}{left_out}"
 
 
 def print_change(before: Report, after: Report, console: Console) -> None:

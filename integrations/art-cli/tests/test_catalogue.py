@@ -52,6 +52,13 @@ def test_an_engine_whose_distribution_is_missing_is_told_how_to_install_it():
         Plugins(art_cli, installed=False).choose("register_engines", "live")
 
 
+def test_an_unknown_reward_is_refused_with_how_a_command_line_names_ones_own():
+    with pytest.raises(
+        ConfigError, match=r"'my_reward' \(a command line names your own as FILE.py:NAME or MODULE:NAME"
+    ):
+        Plugins(art_cli, installed=False).choose("register_rewards", "my_reward")
+
+
 @pytest.mark.parametrize(("folder", "names"), [("plugins", PLUGINS), ("integrations", INTEGRATIONS)])
 def test_all_distributions_of_the_repository_are_known(folder, names):
     root = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from pathlib import Path
 import doc_shell
 import pytest
 
-from art_cli.arguments import load_tasks
+from art_cli.arguments import load_reward, load_tasks
 from art_core import load_trajectories
 from art_core.errors import ConfigError
 
@@ -120,12 +120,14 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
     (tmp_path / "broken.py").write_text("import os\nimport not_there_at_all\n")
     (tmp_path / "failing.py").write_text("def tasks():\n    return [1 / 0]\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit()\n")
     (tmp_path / "latin.jsonl").write_bytes('"one"\n"zwölf"\n'.encode("latin-1"))
     (tmp_path / ".agents").write_text("")
     for arguments, said in [
         (("train", "nope.py:agent", "tasks.jsonl"), "no such file: nope.py"),
         (("train", "broken.py:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
         (("train", "broken:agent", "tasks.jsonl"), "'not_there_at_all' (broken.py, line 2); the option --debug"),
+        (("train", "leaving.py:agent", "tasks.jsonl"), "it calls sys.exit() (leaving.py, line 2)"),
         (("train", "nope:agent", "tasks.jsonl"), "No module named 'nope'; run art in a folder from which"),
         (
             ("train", "agent.py:build_agent", "failing.py:tasks"),
@@ -185,6 +187,30 @@ def test_tasks_may_begin_with_a_byte_order_mark_and_other_encodings_are_refused(
     file.write_text(text, encoding="utf-16")
     with pytest.raises(ConfigError, match=rf"{name}, line 1: the byte 0xff is not UTF-8; save the file as UTF-8"):
         load_tasks(str(file))
+
+
+def test_a_task_file_of_another_form_is_refused_with_the_forms_that_are_read(tmp_path):
+    file = tmp_path / "tasks.csv"
+    file.write_text("one\ntwo\n")
+    with pytest.raises(ConfigError, match=r"tasks.csv' does not name tasks; write FILE.jsonl \(a task per line\)"):
+        load_tasks(str(file))
+
+
+def test_what_is_not_json_is_named_by_its_line_and_column(tmp_path):
+    lines, whole = tmp_path / "tasks.jsonl", tmp_path / "tasks.json"
+    lines.write_text('{"input": 1}\n"a",\n')
+    whole.write_text('["a"\n"b"]')
+    for file, place in (
+        (lines, "jsonl, line 2, column 4: not JSON: Extra data"),
+        (whole, "json, line 2, column 1: not"),
+    ):
+        with pytest.raises(ConfigError, match=place):
+            load_tasks(str(file))
+
+
+def test_a_reward_file_without_a_name_is_refused_with_the_form_to_write():
+    with pytest.raises(ConfigError, match=r"'agent.py' does not name a reward; write agent.py:NAME"):
+        load_reward("agent.py")
 
 
 @pytest.mark.system

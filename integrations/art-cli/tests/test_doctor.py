@@ -41,6 +41,10 @@ AGENT = """
         return call["function"]["name"]
 
 
+    def of_dicts(task, address):
+        return asked(address, task["question"])
+
+
     def without_tools(task, address):
         return asked(address, task)["content"]
 """
@@ -131,6 +135,13 @@ def test_an_agent_that_needs_a_call_of_a_tool_is_seen_with_the_option_tools(doct
         and not (tmp_path / "deleted").exists()
     )
     assert doctor("forced", "--tools").exit_code == 0
+
+
+def test_an_agent_that_fails_is_named_with_its_line_and_its_task(doctor):
+    done = doctor("of_dicts")
+    assert "the agent failed: TypeError: " in done.output and "app.py:29 in of_dicts)" in done.output, done.output
+    assert "its task was 'Say hello.'; --task passes another, as text or JSON" in done.output
+    assert doctor("of_dicts", "--task", '{"question": "one"}').exit_code == 0
 
 
 def test_nothing_is_said_about_tools_where_there_are_none(doctor):

@@ -153,7 +153,8 @@ def test_existing_files_are_kept_and_anothers_train_py_is_refused(tmp_path):
     (tmp_path / "tasks.jsonl").write_text("mine")
     first = write_starter(None, tmp_path)
     assert first.kept == ["tasks.jsonl"] and (tmp_path / "tasks.jsonl").read_text() == "mine"
-    assert set(first.written) == FILES.keys() - {"tasks.jsonl"}
+    assert set(first.written) == FILES.keys() - {"tasks.jsonl", "held_out.jsonl"}, "examples beside one's own tasks"
+    assert "no held_out.jsonl: move some tasks of tasks.jsonl there" in first.next_steps()
     assert write_starter(None, tmp_path).written == []
     (tmp_path / "train.py").write_text("import torch")
     with pytest.raises(ConfigError, match="doesn't use art; nothing was written"):
@@ -192,12 +193,12 @@ def test_a_dry_run_of_what_is_written_rolls_out_the_agent_as_it_is(tmp_path, whe
         (tmp_path / "backend" / "app" / "__init__.py").touch()
     starter = write_starter(None, tmp_path)
     ast.parse((tmp_path / "train.py").read_text())
-    env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+    env = {**os.environ, "OPENAI_API_KEY": ""}  # as in a copied .env.example
     command = [sys.executable, "train.py", "--dry-run", "--run-dir", "run"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "dry run: one group\ncalls: 8\n" in done.stderr and "errors: []" in done.stderr
-    assert f"art doctor --agent {starter.agent}" in starter.next_steps()
+    assert f"art doctor --agent {starter.agent} --task INPUT" in starter.next_steps()
     found = "import sys; from art_cli.arguments import load_agent; print(load_agent(sys.argv[1]))"
     loaded = subprocess.run(
         [sys.executable, "-c", found, str(starter.agent)], cwd=tmp_path, env=env, capture_output=True, text=True

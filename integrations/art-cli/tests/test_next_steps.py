@@ -29,6 +29,11 @@ def test_a_worse_model_is_not_exported():
     assert commands(verdicts=["can't tell", "better"]) == ["art compare runs/it --transcripts 3", "art export runs/it"]
 
 
+def test_tasks_that_were_solved_before_training_are_to_be_replaced():
+    [advice] = next_steps(Path("runs/it"), verdicts=["can't tell"], steps=5, given={"agent": "a.py:a"}, solved=True)
+    assert advice.command is None and advice.text.startswith("Train and evaluate on harder tasks")
+
+
 def test_a_folder_with_a_space_is_quoted():
     assert commands("my runs/it", verdicts=["better"])[0] == "art compare 'my runs/it' --transcripts 3"
 

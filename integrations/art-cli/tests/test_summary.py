@@ -3,8 +3,9 @@
 import pytest
 
 from art_cli.chart import drawn_metric
-from art_cli.summary import verdict
-from art_core import Report, Trajectory
+from art_cli.summary import advice, verdict
+from art_core import Report, TrainResult, Trajectory
+from art_core.store import Store
 
 
 def report(*rewards: float | None) -> Report:
@@ -46,6 +47,20 @@ def test_without_any_task_scored_both_times_there_is_no_verdict():
 
 def test_graded_rewards_before_are_not_called_successes_after():
     assert verdict(report(*[0.41] * 20), report(*[1] * 20)).startswith("better: +0.59 of mean reward")
+
+
+def test_the_verdict_on_few_graded_tasks_says_how_many_an_interval_needs():
+    said = verdict(report(0.2, 0.3), report(0.3, 0.5))
+    assert (
+        said == "can't tell whether it is better: +0.15 of mean reward (an interval needs 10 tasks) on the same 2 tasks"
+    )
+
+
+@pytest.mark.parametrize(("before", "text"), [(1, "Train and evaluate on harder tasks"), (0, "Train longer")])
+def test_longer_training_is_advised_only_if_a_task_was_not_solved(tmp_path, before, text):
+    with Store(tmp_path / "run.sqlite"):
+        found = TrainResult(tmp_path, {"steps": 2}, report(before, 1, 1), report(1, 1, 1))
+    assert advice(found, [])[0].text.startswith(text)
 
 
 @pytest.mark.parametrize(

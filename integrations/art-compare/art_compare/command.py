@@ -127,7 +127,10 @@ def _print(comparison: Comparison, transcripts: int) -> None:
 def _next(comparison: Comparison) -> str:
     first = comparison.sides[0].name
     if not comparison.conditions:
-        return f'--gate "success >= {first} - 0.02" decides by a bound, --transcripts 3 shows tasks that flipped'
+        known = all(comparison.value("success", number) is not None for number in range(len(comparison.sides)))
+        gate = f'--gate "{"success" if known else "reward"} >= {first} - 0.02" decides by a bound, '
+        comparable = len({side.reward for side in comparison.sides}) == 1
+        return f"{gate * comparable}--transcripts 3 shows tasks that flipped"
     sides = dict.fromkeys(verdict.side for verdict in comparison.verdicts)
     holding = [side for side in sides if all(it.state == "holds" for it in comparison.verdicts if it.side == side)]
     if holding:

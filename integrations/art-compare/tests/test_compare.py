@@ -183,6 +183,21 @@ def test_a_gate_between_sides_that_different_rewards_scored_is_refused(runs, tmp
     assert shown.exit_code == 0 and "scored by different rewards: lenient, reward" in shown.output
 
 
+def test_the_gate_that_is_advised_is_one_that_is_taken(runs, tmp_path):
+    def graded(trajectory):
+        return 0.25 + len(trajectory.task) / 100
+
+    sides = [tmp_path / name for name in ("first", "second")]
+    for folder in sides:
+        art.evaluate_sync(
+            AGENT, TASKS, model="tiny", engine=FakeEngine(), reward=graded, run_dir=folder, progress=False
+        )
+    assert 'next: --gate "reward >= first - 0.02" decides' in art_compare(*sides).output
+    assert art_compare(*sides, "--gate", "reward >= first - 0.02").exit_code == 0
+    assert 'next: --gate "success >= live - 0.02" decides' in art_compare(runs["live"], runs["mine"]).output
+    assert "next: --transcripts 3" in art_compare(runs["live"], sides[0]).output, "scored by different rewards"
+
+
 def test_a_training_runs_side_is_scored_by_the_reward_of_its_evaluations(tmp_path):
     def exact(trajectory):
         return 1.0

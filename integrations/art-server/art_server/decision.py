@@ -178,6 +178,7 @@ def _next(
         folder,
         ended=outcome.ended_early(summary.status, summary.reason),
         verdicts=[it.verdict for it in changes],
+        solved=bool(changes) and all(it.counts_successes and it.before == it.after == 1 for it in changes),
         after=str(newest[0]) if newest else "after",
         suspicious=bool(signs),
         steps=summary.planned_steps or 0,

@@ -193,6 +193,10 @@ def summary_fields(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     only_evaluates = planned is None and reward is not None and learner is None and not view.meta("dry_run")
     kind, working = "evaluation" if only_evaluates else "training", outcome.is_open(folder, STORE)
     status, reason = outcome.status(view, working=working, kind=kind, planned=planned)
+    if not config and view.meta("model") is None:
+        kind = "recording"  # no run was opened in it: art gateway's
+    elif planned is None and view.meta("dry_run"):
+        kind = "dry run"
     pairs = outcome.pairs(evaluations)
     first = pairs[0] if pairs else responses.EvaluationPair()
     measured = [each for each in evaluations if isinstance(each, dict) and each.get("name") == "evaluation"]

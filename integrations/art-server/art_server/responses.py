@@ -54,8 +54,9 @@ class RunSummary(BaseModel):
     learner: str | None = None
     steps: int = 0
     last_step: int | None = None
-    kind: Literal["training", "evaluation"] = Field(
-        "training", description="`evaluation`: the agent is only evaluated."
+    kind: Literal["training", "evaluation", "dry run", "recording"] = Field(
+        "training",
+        description="`evaluation`: the agent is only evaluated; `recording`: `art gateway` recorded its calls.",
     )
     planned_steps: int | None = Field(None, description="Null if the run's own program decides when it ends.")
     written: float | None = Field(None, description="Unix time of the last change of its files.")

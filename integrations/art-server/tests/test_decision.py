@@ -120,6 +120,15 @@ def test_the_next_commands_fit_the_run(runs, kind, commands):
     assert [it.command for it in of(runs, kind).next] == [each and each.format(run=runs[kind]) for each in commands]
 
 
+def test_tasks_that_were_solved_before_training_are_to_be_replaced(tmp_path):
+    run_of(tmp_path, "flat")
+    with Store(tmp_path / "run.sqlite") as store:
+        ids = [f"{name}-{task}" for name in ("before", "after") for task in range(TASKS)]
+        store.add_scores(ids, [1.0] * len(ids), metrics=[{"success": 1.0}] * len(ids))
+    [advice] = decision("run", tmp_path).next
+    assert advice.text.startswith("Train and evaluate on harder tasks") and advice.command is None
+
+
 def test_an_interrupted_run_has_nothing_to_fix(tmp_path):
     run_of(tmp_path, "stopped")
     with Store(tmp_path / "run.sqlite") as store:

@@ -58,11 +58,14 @@ async def test_what_a_folder_is_is_told_also_of_one_that_does_not_say_it(tmp_pat
         "an evaluation": {"reward": "right", "evaluations": [{"name": "evaluation", "success": 0.5}]},
         "one under way": {"reward": "right"},
         "a training under way": {"reward": "right", "planned_steps": 7},
+        "a dry run that failed": {"reward": "right", "planned_steps": None, "dry_run": True, "ended": "KeyError: 'a'"},
     }
     for name, meta in folders.items():
         with store_in(tmp_path / name) as store:
             for key, value in {"config": config, **meta}.items():
                 store.set_meta(key, value)
+    with store_in(tmp_path / "a gateway's calls") as store:
+        store.add_rollout("one", task="t", split="train")
     found = {it["name"]: it for it in (await asked(tmp_path, "/api/runs"))["items"]}
     assert {name: (it["kind"], it["planned_steps"]) for name, it in found.items()} == {
         "a training": ("training", 7),
@@ -71,6 +74,8 @@ async def test_what_a_folder_is_is_told_also_of_one_that_does_not_say_it(tmp_pat
         "an evaluation": ("evaluation", None),
         "one under way": ("evaluation", None),
         "a training under way": ("training", 7),
+        "a dry run that failed": ("dry run", None),
+        "a gateway's calls": ("recording", None),
     }
     assert found["an evaluation"]["measured"] == {"name": "evaluation", "success": 0.5}
 

@@ -190,7 +190,7 @@ function row(run, { link }, selectBox) {
       ellipsis(run.model ?? "–"),
       lossAndReward && ellipsis(lossAndReward, "small soft"),
     ),
-    h("td", { class: "num", "data-name": "Steps" }, isEvaluation ? "evaluation" : steps),
+    h("td", { class: "num", "data-name": "Steps" }, run.kind === "training" ? steps : run.kind),
     h(
       "td",
       { class: "num pairs", "data-name": "Held-out" },
