@@ -10,6 +10,7 @@ from reward_fakes import cancelled_at, lines_of, right, settings, told_display, 
 
 import art_core as art
 from art_core.errors import ConfigError
+from art_core.store import Store
 from art_core.testing import FakeEngine, ScriptedAgent
 
 TASKS = ["a", "b"]
@@ -65,6 +66,21 @@ async def test_a_refusal_lists_all_that_differs_and_what_to_do(tmp_path):
     assert table["agent"][0] == "ScriptedAgent" and table["agent"][1].startswith("other (source ")
     assert table["learning_rate"] == ("None", "0.001") and table["tasks"][0].startswith("2 tasks (")
     assert all(advice in str(error.value) for advice in ("another run_dir", "repeat the call", "allow_changes=True"))
+
+
+async def test_a_name_is_not_evaluated_in_the_folder_of_a_trained_run(tmp_path):
+    await train(tmp_path)
+    measured = {
+        "model": "tiny",
+        "reward": right,
+        "run_dir": tmp_path / "run",
+        "engine": FakeEngine(),
+        "progress": False,
+    }
+    with pytest.raises(ConfigError, match=r"holds a trained run: pass another run_dir=, and model='.*run' to evaluate"):
+        await art.evaluate(ScriptedAgent(), ["x"], **measured)
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        assert store.meta("reward") == "unlike"
 
 
 async def test_a_finished_run_returns_its_result_and_keeps_its_report(tmp_path):
