@@ -251,6 +251,20 @@ async def test_metrics_of_a_reward_do_not_hide_those_of_the_step(tmp_path):
     assert (line["step"], line["reward/step"], line["mine"]) == (1, 99.0, 2.0) and line["seconds"] < 1e6
 
 
+async def test_the_success_of_a_step_counts_rollouts_without_it_as_an_evaluation_does(tmp_path):
+    rewards = iter([1.0, 0.0, 0.0, 0.0])
+
+    def reward(trajectory):
+        if worth := next(rewards):
+            trajectory.metrics.update(success=worth, tries=3.0)
+        return worth
+
+    async with run_of(tmp_path) as run:
+        groups = await run.score(await run.collect(ScriptedAgent(), ["t"], group_size=4), reward)
+        metrics = await run.learn(groups)
+    assert (metrics["reward"], metrics["success"], metrics["tries"]) == (0.25, 0.25, 3.0)
+
+
 async def test_a_metric_that_is_no_number_names_itself(tmp_path):
     def reward(trajectory):
         trajectory.metrics["verdict"] = "good"

@@ -48,6 +48,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
                 values["call_reward"].append(call.reward)
                 if call.agent:
                     values[f"call_reward/{call.agent}"].append(call.reward)
+    if "success" in values:  # as in an evaluation: 0 if missing
+        values["success"] += [0.0] * (len(values.get("reward", ())) - len(values["success"]))
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items()} | {
         "groups_sampled": float(len(groups)),
         "groups_unscored": float(sum(all(t.reward is None for t in g.trajectories) for g in groups)),
