@@ -66,6 +66,9 @@ async def test_a_refusal_lists_all_that_differs_and_what_to_do(tmp_path):
     assert table["agent"][0] == "ScriptedAgent" and table["agent"][1].startswith("other (source ")
     assert table["learning_rate"] == ("None", "0.001") and table["tasks"][0].startswith("2 tasks (")
     assert all(advice in str(error.value) for advice in ("another run_dir", "repeat the call", "allow_changes=True"))
+    assert "restore the files of agent, tasks, reward if they were edited, and repeat the call" in str(error.value)
+    with pytest.raises(ConfigError, match="To continue with what is recorded, repeat the call"):
+        await train(tmp_path, learning_rate=1e-3, steps=5)
 
 
 async def test_a_name_is_not_evaluated_in_the_folder_of_a_trained_run(tmp_path):

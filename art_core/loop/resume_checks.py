@@ -145,11 +145,13 @@ def _refusal(store: Store, run_dir: Path, changes: Mapping[str, list[Any]]) -> s
     steps = max((step for step, _ in store.steps()), default=0)
     edited = any("(source " in str(old) and "(source " in str(new) for old, new in changes.values())
     hint = ", which is right if an edit of the source does not change what it computes" if edited else ""
+    parts = ", ".join(name for name in changes if name not in FIXED_SETTINGS)
+    restore = f"restore the files of {parts} if they were edited, and " if parts else ""
     repeat = f"run `art train --resume {run_dir}`" if store.meta("command") else "repeat the call that began it"
     return (
         f"the run folder {run_dir} holds another experiment ({plural(steps, 'step')} done). What differs:\n\n{table}\n\n"
         f"- To start a new run, pass another run_dir.\n"
-        f"- To continue with what is recorded, {repeat}.\n"
+        f"- To continue with what is recorded, {restore}{repeat}.\n"
         f"- To continue with what is passed now, pass allow_changes=True (`art train --allow-changes`){hint}. The change is "
         "recorded."
     )
