@@ -369,8 +369,8 @@ class CaptureApp:
         if replaced and not self._warned:
             self._warned = True
             logger.warning(
-                "the agent requests %s but samples with %s: the run's temperature= overrides it (1.0 in training, "
-                "because the rollouts of a group must differ); logged once",
+                "the agent requests %s but samples with %s: training, and an evaluation with temperature=, sets the "
+                "temperature and turns top_p, top_k, min_p, penalties and the seed off; logged once",
                 ", ".join(f"{name}={value}" for name, value in replaced.items()),
                 ", ".join(f"{name}={imposed[name]}" for name in replaced),
             )
