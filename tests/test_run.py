@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import art_core as art
-from art_core.errors import ConfigError, RewardError, StoreError
+from art_core.errors import CaptureError, ConfigError, RewardError, StoreError
 from art_core.loop.display import Display
 from art_core.loop.metrics import wilson_interval
 from art_core.loop.report import Report
@@ -263,6 +263,20 @@ async def test_the_success_of_a_step_counts_rollouts_without_it_as_an_evaluation
         groups = await run.score(await run.collect(ScriptedAgent(), ["t"], group_size=4), reward)
         metrics = await run.learn(groups)
     assert (metrics["reward"], metrics["success"], metrics["tries"]) == (0.25, 0.25, 3.0)
+
+
+async def test_a_step_without_calls_after_one_with_some_is_blamed_on_a_cache(tmp_path):
+    answers = {}
+
+    async def cached(task, address):
+        answers[task] = answers.get(task) or await ScriptedAgent()(task, address)
+        return answers[task]
+
+    async with run_of(tmp_path) as run:
+        await run.collect(cached, ["t"])
+        with pytest.raises(CaptureError, match="no model call was recorded in .*cache its answers") as error:
+            await run.collect(cached, ["t"])
+    assert "plugin" not in str(error.value)
 
 
 async def test_a_metric_that_is_no_number_names_itself(tmp_path):

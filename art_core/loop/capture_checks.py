@@ -21,6 +21,8 @@ OUTCOMES = {
 """What happened to the calls in ``Trajectory.unrecorded``: their number, and the most frequent errors or addresses."""
 NOT_REDIRECTED = f"calls did not go through a rollout's address, and no request to a model was seen; {USE_ADDRESS}"
 
+CACHED = "earlier rollouts had calls, and these made no request; does the agent cache its answers? Turn its cache off"
+
 
 def check_sampled(groups: Sequence[Group]) -> None:
     """Raise ConfigError if the policy did not sample all calls: a policy gradient needs its probabilities."""
@@ -33,12 +35,12 @@ def check_sampled(groups: Sequence[Group]) -> None:
         )
 
 
-def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
-    """Raise CaptureError, with the reason, if no rollout has a recorded call, or none by ``nodes``."""
+def check_captured(groups: Sequence[Group], nodes: Sequence[str] = (), *, earlier: bool = False) -> None:
+    """Raise CaptureError, with the reason, if no rollout has a recorded call (``earlier``: others had), or none by ``nodes``."""
     trajectories = _trajectories(groups)
     calls = [call for t in trajectories for call in t.calls]
     if trajectories and not calls:
-        raise CaptureError(_why_no_call(groups))
+        raise CaptureError(_why_no_call(groups, earlier))
     if calls and nodes and not any(call.made_by(*nodes) for call in calls):
         callers = ", ".join(sorted({repr(call.agent) for call in calls}))
         unnamed = " (None: no plugin named the node; 'art plugins' lists those that do)" if "None" in callers else ""
@@ -85,7 +87,7 @@ def _describe(outcome: str, counts: Counter[str]) -> str:
     return OUTCOMES[outcome].format(counts.total(), ", ".join(text for text, _ in most_frequent))
 
 
-def _why_no_call(groups: Sequence[Group]) -> str:
+def _why_no_call(groups: Sequence[Group], earlier: bool) -> str:
     """Return what happened to the calls or, if no request to a model was seen, the agent's own error."""
     trajectories = _trajectories(groups)
     failed = [trajectory for trajectory in trajectories if trajectory.error]
@@ -96,7 +98,8 @@ def _why_no_call(groups: Sequence[Group]) -> str:
         return f"none of {calls} model calls was answered{place}: {'; '.join(reasons)}"
     if len(failed) < len(trajectories):
         some = f"; {len(failed)} rollouts failed, the first with {failure(failed[0])}" if failed else ""
-        return f"no model call was recorded in {len(trajectories)} rollouts: the agent's {NOT_REDIRECTED}{some}"
+        reason = CACHED if earlier else f"the agent's {NOT_REDIRECTED}"
+        return f"no model call was recorded in {len(trajectories)} rollouts: {reason}{some}"
     first = str(failed[0].error)
     reason = (
         f"{failure(failed[0])}: all {len(failed)} rollouts failed before a model call was recorded; this is the first"

@@ -46,8 +46,8 @@ class Run:
         """Whether the run folder may contain rollouts or steps."""
         self.on_rollout: Callable[[], None] = lambda: None
         """Called after every finished rollout, for progress displays."""
-        self._nodes_seen = False
-        """Whether ``train_nodes`` have made a call: a step in which they make none is then not a mistake of the set-up."""
+        self._captured: set[str] = set()
+        """Splits with calls. Once ``train_nodes`` made one, a step in which they make none is not a mistake of the set-up."""
         self._temperature = -1, self.config, 0.0
         """Of which step and settings, and the temperature."""
         self._timer = Timer()
@@ -162,9 +162,9 @@ class Run:
             groups = await batch.groups(tasks, plans, size)
         note_elsewhere(self.store, groups)
         if not allow_no_calls:
-            nodes = () if self._nodes_seen or self.step or split != "train" else self.config.train_nodes
-            check_captured(groups, nodes)
-            self._nodes_seen = self._nodes_seen or split == "train"
+            nodes = () if "train" in self._captured or self.step or split != "train" else self.config.train_nodes
+            check_captured(groups, nodes, earlier=bool(self._captured or self.step))
+            self._captured.add(split)
         return groups
 
     def collected(self, key: str, index: int) -> list[Trajectory]:
