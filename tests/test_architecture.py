@@ -32,7 +32,7 @@ PUBLIC = {"plugin_api", "types", "errors", "testing", "losses", "scoring", "toke
 OF_RUNS = {"capture", "store", "learner"}
 """What integrations may import too, and the plugins that hold a run."""
 HOLD_RUNS = {"art-classic", "art-openpipe"}
-CORE_LINES = 12_220
+CORE_LINES = 12_229
 """Without ``learner`` and ``testing``."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGE_FOLDERS = [*ROOT.glob("plugins/art-*"), *ROOT.glob("integrations/art-*")]

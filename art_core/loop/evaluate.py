@@ -125,11 +125,20 @@ class Evaluator:
 
 
 async def evaluate(
-    agent: object, tasks: Sequence[Any], *, model: str | Path, reward: str | Reward | GroupReward,
-    temperature: float | None = None, run_dir: str | Path | None = None, engine: str | Engine = "embedded",
-    to_input: Callable[[Any], Any] = task_input, to_output: Callable[[Any], Any] | None = None,
-    progress: bool | Display = True, plugins: Plugins | None = None, **settings: Any,
-) -> Report:  # fmt: skip
+    agent: object,
+    tasks: Sequence[Any],
+    *,
+    model: str | Path,
+    reward: str | Reward | GroupReward,
+    temperature: float | None = None,
+    run_dir: str | Path | None = None,
+    engine: str | Engine = "embedded",
+    to_input: Callable[[Any], Any] = task_input,
+    to_output: Callable[[Any], Any] | None = None,
+    progress: bool | Display = True,
+    plugins: Plugins | None = None,
+    **settings: Any,
+) -> Report:
     """Run ``agent`` once on every task and return the rewards.
 
     ``model`` is a name, a model folder, a run folder, whose newest checkpoint is then evaluated, or ``"live"``: the agent's own
@@ -146,9 +155,7 @@ async def evaluate(
         engine = LIVE
     served, weights = _served(model, settings, at_address=is_address(engine))
     if weights is None and run_dir and last_checkpoint(Path(run_dir).expanduser()):
-        raise ConfigError(
-            f"{run_dir} holds a trained run: pass another run_dir=, and model={str(run_dir)!r} to evaluate its weights"
-        )
+        raise ConfigError(f"{run_dir} holds a trained run; pass it as model= to evaluate it, or another run_dir=")
     config = make_config(served, evaluate)
     screen = display(progress)
     setup = Setup(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)

@@ -73,8 +73,14 @@ def identity_of_tasks(tasks: Sequence[Any]) -> str:
 
 
 def check_experiment(
-    store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, expected: ExpectedExperiment,
-) -> Experiment:  # fmt: skip
+    store: Store,
+    run_dir: Path,
+    config: TrainConfig,
+    folder: str,
+    loss: Loss,
+    loss_name: str,
+    expected: ExpectedExperiment,
+) -> Experiment:
     """Return the experiment that this call passes, and record it if the run folder is new or no start has succeeded yet.
 
     Raises ConfigError if the folder was started with other start weights than those in ``folder`` or, without

@@ -93,9 +93,15 @@ class Run:
         return self.rewards.find(reward)
 
     def rollout(
-        self, task: Any, *, split: str = "train", sampling: Sampling | None = None, group_id: str = "", step: int | None = None,
+        self,
+        task: Any,
+        *,
+        split: str = "train",
+        sampling: Sampling | None = None,
+        group_id: str = "",
+        step: int | None = None,
         continues: str | None = None,
-    ) -> Rollout:  # fmt: skip
+    ) -> Rollout:
         """Return a rollout to open with ``async with``; every call to its address is recorded.
 
         ``step`` is stored with it; None means the next step, and for an evaluation the last finished one. ``continues``
