@@ -199,7 +199,7 @@ async def test_what_a_url_refuses_is_the_servers_failure_and_an_expired_session_
         ("uvx server", {"env": ["TOKEN=secret"]}, "export TOKEN=..., and pass TOKEN"),
         ("uvx server", {"headers": {"a": "b"}}, "headers are for an MCP server at a URL"),
         ("https://host/mcp", {"headers": {"a": "$NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
-        ("https://host/mcp?key=$", {}, r"written \$\$"),
+        ("https://host/mcp?key=$", {}, r"write \$\$"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused(address, more, said):
