@@ -161,7 +161,7 @@ async def test_a_penalty_that_is_off_is_not_said_to_be_overridden_by_the_tempera
     await answered(app, asked_of("r1", chat("hi", frequency_penalty=0.5)))
     [message] = caplog.messages
     assert "requests frequency_penalty=0.5 but samples with frequency_penalty=0.0: training" in message
-    assert "turns top_p, top_k, min_p, penalties and the seed off" in message and "overrides" not in message
+    assert "turns the agent's other sampling settings off" in message and "overrides" not in message
 
 
 async def test_untrained_nodes_get_the_frozen_model_and_their_own_sampling():

@@ -370,7 +370,7 @@ class CaptureApp:
             self._warned = True
             logger.warning(
                 "the agent requests %s but samples with %s: training, and an evaluation with temperature=, sets the "
-                "temperature and turns top_p, top_k, min_p, penalties and the seed off; logged once",
+                "temperature and turns the agent's other sampling settings off; logged once",
                 ", ".join(f"{name}={value}" for name, value in replaced.items()),
                 ", ".join(f"{name}={imposed[name]}" for name in replaced),
             )
