@@ -135,7 +135,13 @@ def failure_of(error: BaseException) -> BaseException:
     cancelled, task = isinstance(error, asyncio.CancelledError | CancelledError), asyncio.current_task()
     if isinstance(error, KeyboardInterrupt | GeneratorExit | TooLate) or (cancelled and task and task.cancelling()):
         raise error
-    if not cancelled:
-        return error
-    failure = RuntimeError("CancelledError was raised: it awaited something that was cancelled")
-    return failure.with_traceback(error.__traceback__)
+    return _instead(error, "it awaited something that was cancelled") if cancelled else error
+
+
+def for_waiter(error: BaseException) -> BaseException:
+    """Return the error for a future: in early releases of Python 3.11 and 3.12, a StopIteration lets its waiter wait forever."""
+    return _instead(error, "a next() found nothing") if isinstance(error, StopIteration) else error
+
+
+def _instead(error: BaseException, why: str) -> RuntimeError:
+    return RuntimeError(f"{type(error).__name__} was raised: {why}").with_traceback(error.__traceback__)

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from art_core.attribution.rollouts import current_rollout
 from art_core.attribution.workers import carrying
+from art_core.errors import for_waiter
 
 THREADS_PER_ROLLOUT = 32
 """As many as asyncio's own executor has at most. Calls outside rollouts share as many."""
@@ -70,11 +71,8 @@ class RolloutExecutor(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except StopIteration as error:  # a waiter would wait for ever (see ``thread_future``)
-                    failure = RuntimeError("StopIteration was raised: a next() found nothing")
-                    future.set_exception(failure.with_traceback(error.__traceback__))
                 except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-                    future.set_exception(error)
+                    future.set_exception(for_waiter(error))
 
     def shutdown(self, wait: bool = True, **_: Any) -> None:
         """Accept no more calls, and ``wait`` at most END_SECONDS for those that were submitted."""

@@ -20,7 +20,6 @@ OUTCOMES = {
 }
 """What happened to the calls in ``Trajectory.unrecorded``: their number, and the most frequent errors or addresses."""
 NOT_REDIRECTED = f"calls did not go through a rollout's address, and no request to a model was seen; {USE_ADDRESS}"
-
 CACHED = "earlier rollouts had calls, and these made no request; does the agent cache its answers? Turn its cache off"
 
 

@@ -201,7 +201,7 @@ class Run:
         took, by arrow; None: what ``collect`` and ``score`` took since the last step. Raises ConfigError without groups.
         """
         if not groups:
-            raise ConfigError("there are no groups to learn from: the list is empty; pass at least one scored group")
+            raise ConfigError("no groups to learn from: the list is empty; pass at least one scored group")
         return await finished(self._learn(groups, self._timer.taken() if seconds is None else dict(seconds)))
 
     async def _learn(self, groups: Sequence[Group], seconds: dict[str, float]) -> dict[str, float]:

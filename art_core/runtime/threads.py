@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from art_core.errors import ConfigError, Terminated
+from art_core.errors import ConfigError, Terminated, for_waiter
 
 T = TypeVar("T")
 
@@ -96,11 +96,8 @@ def thread_future(name: str, function: Callable[[], T], *, daemon: bool = True) 
     def run() -> None:
         try:
             future.set_result(function())
-        except StopIteration as error:  # early releases of Python 3.11 and 3.12 would let its waiter wait forever
-            failure = RuntimeError("StopIteration was raised: a next() found nothing")
-            future.set_exception(failure.with_traceback(error.__traceback__))
         except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
-            future.set_exception(error)
+            future.set_exception(for_waiter(error))
 
     threading.Thread(target=run, name=name, daemon=daemon).start()
     return future

@@ -98,9 +98,8 @@ class LiteLLMJudge:
             named = {"name": "scores", "strict": True, "schema": self._schema}
             self._format = {"type": "json_schema", "json_schema": named}
         self._server = openai_server(litellm, provider_info, self._params, self._http_timeout)
-        if key is None and any(
-            name.endswith("_API_KEY") for name in missing
-        ):  # last: stored opinions need only the identity
+        # Last, because stored opinions need only the identity.
+        if key is None and any(name.endswith("_API_KEY") for name in missing):
             raise ConfigError(
                 f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or pass api_key= (any string "
                 "for a server that needs no key)"

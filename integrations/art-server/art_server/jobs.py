@@ -121,7 +121,7 @@ class Jobs:
         return self.get(key)
 
     async def cancel(self, key: str) -> JobState | None:
-        """Cancel a running collection, unless it is just ending, and return its state; None if there is no such collection."""
+        """Cancel a collection that is still working. Return its state, or None if no collection has this key."""
         job = self._jobs.get(key)
         if job is None or job.state.kind != "collect" or job.task is None:
             return None
